@@ -1,0 +1,40 @@
+"""Prediction difference analysis for PyTorch, as Captum attributions.
+
+``EfficientPDA(model).attribute(image, target=c)`` says which parts of an image speak for a class,
+and which against it, in bits.
+"""
+
+from captum_pda.efficient_pda import EfficientPDA
+from captum_pda.engine import DenseEngine, Engine
+from captum_pda.errors import CovarianceError, NonFiniteOutputError, NotFittedError
+from captum_pda.evidence import WindowEvidence
+from captum_pda.gradient_pda import GradientPDA
+from captum_pda.priors import (
+    ConstantPrior,
+    EmpiricalMeanPrior,
+    GaussianPatchPrior,
+    MarginalPrior,
+    PatchPrior,
+)
+from captum_pda.sampled_pda import SampledPDA
+from captum_pda.windows import WindowGrid
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConstantPrior",
+    "CovarianceError",
+    "DenseEngine",
+    "EfficientPDA",
+    "EmpiricalMeanPrior",
+    "Engine",
+    "GaussianPatchPrior",
+    "GradientPDA",
+    "MarginalPrior",
+    "NonFiniteOutputError",
+    "NotFittedError",
+    "PatchPrior",
+    "SampledPDA",
+    "WindowEvidence",
+    "WindowGrid",
+]

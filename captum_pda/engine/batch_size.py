@@ -1,0 +1,52 @@
+"""How many perturbed copies go through the model at once."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+#: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
+#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py --batch-sizes).
+VALUES_PER_BATCH = {"cpu": 2**22, "other": 2**24}
+LARGEST = 1024
+
+
+class BatchSize:
+    """A batch size that is chosen automatically, and halved when memory runs out.
+
+    Args:
+        rows: the most copies at once; None chooses by the size of the example.
+
+    It is shared by all examples of one call, so that memory runs out only once.
+    """
+
+    def __init__(self, rows: int | None = None) -> None:
+        self._rows = rows
+
+    def rows_for(self, example: Tensor) -> int:
+        """The number of copies of this example to run at once."""
+        if self._rows is None:
+            values = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+            self._rows = max(1, min(LARGEST, values // example.numel()))
+        return self._rows
+
+    def halve(self, failed: int) -> None:
+        """Go on with half of a batch that did not fit."""
+        self._rows = failed // 2
+        warnings.warn(
+            f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
+            f"Pass perturbations_per_eval={self._rows} to start there.",
+            stacklevel=2,
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )

@@ -1,0 +1,23 @@
+"""The errors of this library that are more than a plain ValueError or TypeError."""
+
+from __future__ import annotations
+
+
+class NotFittedError(ValueError):
+    """A prior was asked for fills before it was fitted."""
+
+
+class CovarianceError(ValueError):
+    """A covariance could not be factored, even with its diagonal raised."""
+
+
+class NonFiniteOutputError(ValueError):
+    """The model answered NaN or infinity for some windows.
+
+    Nothing that was computed is lost: ``result`` holds what would have been returned, with NaN
+    wherever such a window lies.
+    """
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result

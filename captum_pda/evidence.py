@@ -1,0 +1,113 @@
+"""The evidence of every window for every output, and the maps drawn from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_pda._captum import TargetType, format_output
+from captum_pda.inputs import attribution_dtype
+from captum_pda.measures import log_ratio, measure_for
+from captum_pda.targets import target_columns
+from captum_pda.windows import WindowGrid
+
+
+def to_attribution(values: Tensor, grid: WindowGrid, like: Tensor) -> Tensor:
+    """Average window values (N, W) onto an input, every channel of a pixel alike."""
+    averaged = grid.average(values).to(attribution_dtype(like))
+    return averaged.unsqueeze(1).expand(like.shape).contiguous()
+
+
+@dataclass(frozen=True)
+class WindowEvidence:
+    """What every window says about every output, from one set of forward passes.
+
+    Made by ``EfficientPDA.evidence`` and ``SampledPDA.evidence``.
+
+    Args:
+        inputs: the explained tensors.
+        grids: the windows of each tensor.
+        scores: log-odds in nats (or raw outputs) with everything seen, (N, columns).
+        scores_without: the same without each window, (N, W, columns) a tensor.
+        output_shape: the shape of one example's output, whose flat columns these are.
+        output: "logits", "probabilities" or "raw".
+        measure: the name of the measure.
+        is_tuple: whether the inputs came as a tuple, and so do the maps.
+
+    Example::
+
+        >>> evidence = EfficientPDA(model).evidence(image)
+        >>> evidence.attribution(husky)              # for and against "husky"
+        >>> evidence.contrast(husky, wolf)           # why "husky" rather than "wolf"?
+    """
+
+    inputs: tuple[Tensor, ...]
+    grids: tuple[WindowGrid, ...]
+    scores: Tensor
+    scores_without: tuple[Tensor, ...]
+    output_shape: tuple[int, ...]
+    output: str
+    measure: str
+    is_tuple: bool
+
+    @property
+    def probabilities(self) -> Tensor:
+        """P(c|x) of every output with everything seen, (N, *output_shape)."""
+        if self.output == "raw":
+            raise ValueError("raw outputs have no probabilities; use output='logits'")
+        return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
+
+    def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The evidence of each window for ``target``, (N, W)."""
+        measure = measure_for(self.output, self.measure)
+        columns = self._columns(target, "target")
+        return self._differences(lambda scores: measure(_pick(scores, columns)))
+
+    def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
+        return self._maps(self.window_values(target))
+
+    def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
+        """The map of what speaks for ``first`` rather than ``second``.
+
+        In bits, log2 P(first)/P(second) with the window seen less the same without it; for raw
+        outputs and probability differences, the difference of the two maps.
+        """
+        firsts = self._columns(first, "first")
+        seconds = self._columns(second, "second")
+        return self._maps(
+            self._differences(
+                lambda scores: log_ratio(
+                    _pick(scores, firsts), _pick(scores, seconds), self.output, self.measure
+                )
+            )
+        )
+
+    def _columns(self, target: TargetType, name: str) -> Tensor:
+        columns = target_columns(target, len(self.scores), self.output_shape, name)
+        return torch.tensor(columns, device=self.scores.device)
+
+    def _differences(self, quantity: Callable[[Tensor], Tensor]) -> Tensor | tuple[Tensor, ...]:
+        seen = quantity(self.scores.unsqueeze(1))
+        return format_output(
+            self.is_tuple, tuple(seen - quantity(without) for without in self.scores_without)
+        )
+
+    def _maps(self, values: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+        each = values if isinstance(values, tuple) else (values,)
+        return format_output(
+            self.is_tuple,
+            tuple(
+                to_attribution(value, grid, tensor)
+                for value, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
+            ),
+        )
+
+
+def _pick(scores: Tensor, columns: Tensor) -> Tensor:
+    """Each example's own column of (N, W, columns) scores, (N, W)."""
+    index = columns[:, None, None].expand(-1, scores.shape[1], 1)
+    return scores.gather(2, index).squeeze(2)

@@ -1,0 +1,41 @@
+"""The only places where a value is read back from the device, or a generator made on it.
+
+Reading a value waits for the device, so none of these is called once a window or once a batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def is_true(condition: Tensor) -> bool:
+    """The value of a one-element boolean tensor."""
+    return bool(condition)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    return is_true(torch.isfinite(values).all())
+
+
+def as_integers(values: Tensor) -> list[int]:
+    """The values of a one-dimensional integer tensor."""
+    return [int(value) for value in values.tolist()]
+
+
+def draw_seed(generator: torch.Generator | None) -> int:
+    """A seed drawn from ``generator``; without one, PyTorch's initial seed, so that the global
+    random state is followed but never advanced."""
+    if generator is None:
+        return torch.initial_seed()
+    draw = torch.randint(2**62, (1,), generator=generator, device=generator.device)
+    return int(draw)
+
+
+def generator_for(seed: int, first_window: int, device: torch.device) -> torch.Generator:
+    """A generator whose draws depend on the seed and on which window comes first, and so not on
+    how much was drawn before it."""
+    state = np.random.SeedSequence([seed % 2**64, first_window]).generate_state(1, np.uint64)
+    return torch.Generator(device=device).manual_seed(int(state[0] >> np.uint64(1)))

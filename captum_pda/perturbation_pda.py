@@ -1,0 +1,135 @@
+"""What SampledPDA and EfficientPDA share: replace each window, and compare the predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_pda import host
+from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
+from captum_pda.engine import Engine, engine_for
+from captum_pda.errors import NonFiniteOutputError
+from captum_pda.evidence import WindowEvidence
+from captum_pda.inputs import check_choice, check_count, check_inputs
+from captum_pda.measures import check_measure
+from captum_pda.model_call import ModelCall, evaluation_mode
+from captum_pda.pipeline import Fill, read_unperturbed, scores_without_windows
+from captum_pda.priors import PatchPrior, prior_for
+from captum_pda.scores import OUTPUTS, Readout
+from captum_pda.targets import target_columns
+from captum_pda.window_arguments import Extents, make_grids
+
+#: Makes the fills of windows from a prior and the example they lie in.
+DrawFills = Callable[[Any, Tensor], Fill]
+
+
+class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
+    """Prediction difference analysis by replacing each window; see SampledPDA and EfficientPDA.
+
+    Args:
+        forward_func: the model, or any function of the inputs that returns one row of outputs an
+            example.
+        prior: what could stand in a window (a GaussianPatchPrior, MarginalPrior, ConstantPrior or
+            anything that follows PatchPrior). Default: a stationary Gaussian fitted to each
+            example by itself.
+        output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
+            "probabilities", or "raw" (hidden units, regression: plain differences).
+        measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
+            "information_difference" (bits of probability).
+        engine: "auto", "dense", or an engine object.
+    """
+
+    #: The prior's method that this algorithm calls.
+    _needs = "conditional_mean"
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        prior: PatchPrior | None = None,
+        output: str = "logits",
+        measure: str = "weight_of_evidence",
+        engine: str | Engine = "auto",
+    ) -> None:
+        super().__init__(forward_func)
+        check_choice("output", output, OUTPUTS)
+        check_measure(output, measure)
+        self.prior = prior
+        self.output = output
+        self.measure = measure
+        self.engine = engine_for(engine)
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The name for titles: "Efficient PDA"."""
+        return readable_name(cls.__name__)
+
+    def _explain(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        target: TargetType,
+        additional_forward_args: object,
+        sliding_window_shapes: Extents,
+        strides: Extents,
+        perturbations_per_eval: int | None,
+        show_progress: bool,
+        *,
+        draw: DrawFills,
+        every: bool = False,
+        n_samples: int = 1,
+    ) -> WindowEvidence:
+        """Evidence for every output, or (as the only column) for each example's target."""
+        tensors = check_inputs(inputs)
+        grids = make_grids(tensors, sliding_window_shapes, strides)
+        if perturbations_per_eval is not None:
+            perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
+        call = ModelCall(self.forward_func, tensors, additional_forward_args)
+        with evaluation_mode(self.forward_func):
+            # Not in inference mode: what a model caches in its first pass must stay usable.
+            with torch.no_grad():
+                outputs = call.unperturbed()
+            shape = tuple(outputs.shape[1:])
+            columns = None if every else target_columns(target, len(outputs), shape)
+            readout = Readout.of(self.output, outputs)
+            scores_without = scores_without_windows(
+                call,
+                tensors,
+                grids,
+                lambda example, grid: draw(
+                    prior_for(self.prior, self._needs, example, grid), example
+                ),
+                self.engine,
+                readout,
+                columns,
+                n_samples,
+                perturbations_per_eval,
+                self.get_name() if show_progress else None,
+            )
+        for scores in scores_without:
+            readout.check_saturation(scores)
+        return WindowEvidence(
+            tensors,
+            grids,
+            read_unperturbed(readout, outputs, columns),
+            scores_without,
+            shape if every else (),
+            self.output,
+            self.measure,
+            isinstance(inputs, tuple),
+        )
+
+    @staticmethod
+    def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
+        """Hand on the result, unless some window had no finite output."""
+        for scores in evidence.scores_without:
+            if not host.all_finite(scores):
+                broken = int((~torch.isfinite(scores)).flatten(2).any(dim=2).sum())
+                raise NonFiniteOutputError(
+                    f"the model returned NaN or infinity without {broken} of the windows; the "
+                    "finished result is in this error's .result, with NaN "
+                    "there. Check the prior's fills and the model's precision",
+                    result,
+                )
+        return result

@@ -1,0 +1,17 @@
+"""What could stand in a window, given its surroundings."""
+
+from captum_pda.priors.constant import ConstantPrior
+from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
+from captum_pda.priors.gaussian import GaussianPatchPrior
+from captum_pda.priors.marginal import MarginalPrior
+from captum_pda.priors.per_example import prior_for
+from captum_pda.priors.protocol import PatchPrior
+
+__all__ = [
+    "ConstantPrior",
+    "EmpiricalMeanPrior",
+    "GaussianPatchPrior",
+    "MarginalPrior",
+    "PatchPrior",
+    "prior_for",
+]

@@ -1,0 +1,118 @@
+"""A Gaussian window at one place of its outer patch, given the ring around it."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_pda import host
+from captum_pda.errors import CovarianceError
+from captum_pda.priors.moments import Moments
+from captum_pda.windows import Integers
+
+#: The most values whose covariance is factored (2 GiB in double precision).
+MOST_VALUES = 16384
+TENFOLDS = 5
+
+
+class Conditional:
+    """The distribution of a window given the rest of its outer patch.
+
+    With w for the window and r for the ring, S the covariance with its diagonal raised by
+    ``regularization`` times the mean variance:
+
+        mean        = m_w + S_wr S_rr^-1 (x_r - m_r)
+        covariance  = S_ww - S_wr S_rr^-1 S_rw
+
+    Args:
+        moments: where mean and covariance come from.
+        ring: the ring's places in the patch, (r, dims).
+        window: the window's places in the patch, (w, dims).
+        regularization: the relative diagonal loading.
+    """
+
+    def __init__(
+        self, moments: Moments, ring: Integers, window: Integers, regularization: float
+    ) -> None:
+        self._moments = moments
+        self._ring = ring
+        self._window = window
+        self.ring_mean = moments.mean(ring)
+        self.window_mean = moments.mean(window)
+        loading = torch.maximum(regularization * moments.variance(), moments.rounding())
+        self._loading = loading.clamp_min(1e-30)
+
+    @cached_property
+    def operator(self) -> Tensor:
+        """(S_wr S_rr^-1)^T, (groups, ring values, window values)."""
+        return torch.cholesky_solve(self._cross, self._ring_factor)
+
+    @cached_property
+    def sample_factor(self) -> Tensor:
+        """The Cholesky factor of the conditional covariance, (groups, window, window values)."""
+        values = self.window_mean.shape[1]
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"a window of {values} values is too large to draw samples of; use a smaller "
+                "window, channels='independent', or EfficientPDA, which needs no samples"
+            )
+        own = self._moments.covariance(self._window, self._window)
+        covariance = own - self._cross.mT @ self.operator
+        return self._factor((covariance + covariance.mT) / 2)
+
+    def explain(self, deviation: Tensor) -> Tensor:
+        """S_wr S_rr^-1 (x_r - m_r) without forming the operator: cheaper for few windows.
+
+        Args:
+            deviation: x_r - m_r in double precision, (groups, n, ring values).
+        """
+        return torch.cholesky_solve(deviation.mT, self._ring_factor).mT @ self._cross
+
+    @cached_property
+    def _cross(self) -> Tensor:
+        return self._moments.covariance(self._ring, self._window)
+
+    @cached_property
+    def _ring_factor(self) -> Tensor:
+        values = self.ring_mean.shape[1]
+        if values > MOST_VALUES:
+            raise ValueError(
+                f"the ring around a window has {values} values, and conditioning on more than "
+                f"{MOST_VALUES} is out of reach; use a smaller patch_size, or "
+                "channels='independent'"
+            )
+        return self._factor(self._moments.covariance(self._ring, self._ring))
+
+    def _factor(self, covariance: Tensor) -> Tensor:
+        """The Cholesky factor, with the diagonal raised as far as it needs."""
+        for tenfold in range(TENFOLDS + 1):
+            loaded = covariance.clone()
+            loaded.diagonal(dim1=1, dim2=2).add_(self._loading[:, None] * 10**tenfold)
+            factor: Tensor
+            factor, failed = torch.linalg.cholesky_ex(loaded)
+            if not host.is_true(failed.any()):
+                return factor
+            if tenfold < TENFOLDS:
+                warnings.warn(
+                    "a patch covariance is not positive definite; raising its diagonal loading "
+                    f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
+                    "condition it better.",
+                    stacklevel=2,
+                )
+        raise CovarianceError(
+            "a patch covariance is not positive definite, even with its diagonal loading raised "
+            f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
+        )
+
+
+def ring_and_window(
+    patch: tuple[int, ...], offset: tuple[int, ...], window: tuple[int, ...]
+) -> tuple[Integers, Integers]:
+    """The places of a patch outside a window at ``offset``, and inside it, in row-major order."""
+    places = np.indices(patch).reshape(len(patch), -1).T
+    inside = ((places >= offset) & (places < np.add(offset, window))).all(axis=1)
+    return places[~inside], places[inside]

@@ -1,0 +1,268 @@
+"""The Gaussian patch prior: a window's distribution given the rest of its outer patch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from captum_pda.errors import NotFittedError
+from captum_pda.inputs import check_choice, check_count
+from captum_pda.priors import storage
+from captum_pda.priors.batches import Images, batches_of
+from captum_pda.priors.gaussian_fills import GaussianFills
+from captum_pda.priors.moments import Moments
+from captum_pda.priors.patch_moments import PatchMoments
+from captum_pda.priors.stationary_moments import StationaryMoments
+from captum_pda.windows import WindowGrid
+
+COVARIANCES: dict[str, type[Moments]] = {"stationary": StationaryMoments, "full": PatchMoments}
+CHANNELS = ("joint", "independent")
+
+
+class GaussianPatchPrior:
+    """Pixels of an outer patch are jointly Gaussian, so a window given the ring around it is too:
+    mean m_w + S_wr S_rr^-1 (x_r - m_r), covariance S_ww - S_wr S_rr^-1 S_rw.
+
+    Args:
+        patch_size: the outer patch, an int or one a spatial dimension; larger than the windows.
+        covariance: "stationary" (mean and autocovariance only; can be fitted on one image, serves
+            any smaller window) or "full" (mean and covariance of whole patches, the papers' model).
+        channels: "joint", or "independent" to treat each channel by itself.
+        regularization: S has its diagonal raised by this share of the mean variance.
+        clip_samples: whether samples are clipped to each channel's fitted range.
+
+    Example::
+
+        >>> prior = GaussianPatchPrior(patch_size=18).fit(loader, show_progress=True)
+        >>> prior.save("chest_xray.safetensors")
+        >>> prior = GaussianPatchPrior.load("chest_xray.safetensors")
+        >>> EfficientPDA(model, prior=prior).attribute(image, target=3)
+    """
+
+    def __init__(
+        self,
+        patch_size: int | Sequence[int],
+        covariance: str = "stationary",
+        channels: str = "joint",
+        regularization: float = 1e-4,
+        clip_samples: bool = False,
+    ) -> None:
+        self.patch_size = (
+            tuple(check_count("patch_size", size) for size in patch_size)
+            if isinstance(patch_size, Sequence)
+            else check_count("patch_size", patch_size)
+        )
+        check_choice("covariance", covariance, COVARIANCES)
+        check_choice("channels", channels, CHANNELS)
+        if not 0 < regularization < 1:
+            raise ValueError(f"regularization={regularization!r} must lie between 0 and 1")
+        self.covariance = covariance
+        self.channels = channels
+        self.regularization = float(regularization)
+        self.clip_samples = clip_samples
+        self._moments: Moments | None = None
+        self._range: Tensor | None = None
+        self._fills: GaussianFills | None = None
+
+    # Fitting
+
+    def fit(self, data: Images, show_progress: bool = False) -> Self:
+        """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
+
+        Batches may be tuples that start with the images, so labels are passed over. Memory does
+        not grow with the data. What was fitted before is forgotten once the new fit succeeds.
+        """
+        fresh = type(self)(self.patch_size, self.covariance, self.channels)
+        for batch in batches_of(data, show_progress):
+            fresh._add(batch)
+        self._moments, self._range = fresh._moments, fresh._range
+        self._fills = None
+        return self
+
+    def partial_fit(self, images: Tensor) -> Self:
+        """Add one batch (N, C, *space) to the fit."""
+        for batch in batches_of(images):
+            self._add(batch)
+        return self
+
+    def merge(self, other: GaussianPatchPrior) -> Self:
+        """Add what another prior of the same settings was fitted to."""
+        if not isinstance(other, GaussianPatchPrior):
+            raise TypeError(f"merge takes a GaussianPatchPrior, got {type(other).__name__}")
+        theirs, their_range = other._fitted()
+        mine = self._moments
+        self._same("covariance", self.covariance, other.covariance)
+        self._same("channels", self.channels, other.channels)
+        self._same("patch_size", self._patch_for(len(theirs.patch)), theirs.patch)
+        if mine is None:
+            self._moments, self._range = theirs.clone(), their_range
+        else:
+            self._same("number of channels", self.n_channels, other.n_channels)
+            mine.merge(theirs.to(self.device))
+            self._widen(their_range.to(self.device))
+        self._fills = None
+        return self
+
+    def _add(self, batch: Tensor) -> None:
+        # Apple's graphics cards have no double precision.
+        device = "cpu" if batch.device.type == "mps" else batch.device
+        images = batch.detach().to(device, torch.float64)
+        if self._moments is None:
+            patch = self._patch_for(images.dim() - 2)
+            joint = self.channels == "joint"
+            self._moments = COVARIANCES[self.covariance].empty(patch, joint, images)
+        else:
+            self._check_channels(images)
+            images = images.to(self.device)
+        self._moments.update(images)
+        by_channel = images.transpose(0, 1).flatten(1)
+        self._widen(torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)]))
+        self._fills = None
+
+    def _widen(self, extremes: Tensor) -> None:
+        if self._range is not None:
+            low = torch.minimum(self._range[0], extremes[0])
+            high = torch.maximum(self._range[1], extremes[1])
+            extremes = torch.stack([low, high])
+        self._range = extremes
+
+    # Filling windows
+
+    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
+        """The expected content of each window given the ring around it, (N, W, C, *window)."""
+        return self._fills_for(inputs, grid).fill(inputs, grid)[0]
+
+    def sample(
+        self,
+        inputs: Tensor,
+        grid: WindowGrid,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws of each window given the ring around it, (S, N, W, C, *window)."""
+        n_samples = check_count("n_samples", n_samples)
+        samples = self._fills_for(inputs, grid).fill(inputs, grid, n_samples, generator)
+        if self.clip_samples:
+            low, high = self._fitted()[1].to(inputs)
+            shape = (-1, *(1 for _ in grid.window))
+            samples = samples.clamp(low.reshape(shape), high.reshape(shape))
+        return samples
+
+    def _fills_for(self, inputs: Tensor, grid: WindowGrid) -> GaussianFills:
+        moments, _ = self._fitted()
+        self._check_channels(inputs)
+        if len(grid.window) != len(moments.patch):
+            raise ValueError(
+                f"this prior was fitted on {len(moments.patch)} spatial dimensions; inputs have "
+                f"{len(grid.window)}"
+            )
+        for width, size, extent in zip(grid.window, moments.patch, grid.space, strict=True):
+            if width >= size and width < extent:
+                raise ValueError(
+                    f"a window of {grid.window} leaves nothing to condition on in an outer patch "
+                    f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "
+                    f"{max(grid.window)}"
+                )
+        if self._fills is None:
+            self._fills = GaussianFills(moments, self.regularization)
+        return self._fills
+
+    # Moving and storing
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the fit to another device."""
+        moments, extremes = self._fitted()
+        self._moments, self._range, self._fills = moments.to(device), extremes.to(device), None
+        return self
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the fit to a safetensors file, which holds numbers and settings only."""
+        moments, extremes = self._fitted()
+        storage.save(
+            path,
+            {**moments.tensors, "range": extremes},
+            {
+                "patch_size": list(moments.patch),
+                "covariance": self.covariance,
+                "channels": self.channels,
+                "regularization": self.regularization,
+                "clip_samples": self.clip_samples,
+            },
+            overwrite,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
+        """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads."""
+        tensors, settings = storage.load(path, device)
+        with storage.refusing(path):
+            prior = cls(**settings)
+            extremes = tensors.pop("range", torch.empty(0))
+            channels = extremes.shape[-1]
+            patch = tuple(settings["patch_size"])
+            joint = prior.channels == "joint"
+            moments_type = COVARIANCES[prior.covariance]
+            shapes = moments_type.shapes(patch, joint, channels) | {"range": [2, channels]}
+            storage.check_tensors(tensors | {"range": extremes}, shapes)
+            if bool((extremes[0] > extremes[1]).any()):
+                raise ValueError("its range has a lowest value above the highest")
+            prior._moments = moments_type(patch, joint, tensors)
+            prior._moments.check()
+            prior._range = extremes
+        return prior
+
+    # What is fitted
+
+    @property
+    def device(self) -> torch.device:
+        """Where the fit is kept."""
+        return self._fitted()[1].device
+
+    @property
+    def n_channels(self) -> int:
+        """How many channels the fitted images have."""
+        return self._fitted()[1].shape[1]
+
+    def _fitted(self) -> tuple[Moments, Tensor]:
+        if self._moments is None or self._range is None:
+            raise NotFittedError(
+                "this GaussianPatchPrior is not fitted yet; call fit(images) first, or pass "
+                "prior=None to fit each example by itself"
+            )
+        return self._moments, self._range
+
+    def _check_channels(self, images: Tensor) -> None:
+        if images.shape[1] != self.n_channels:
+            raise ValueError(
+                f"this prior was fitted on {self.n_channels} channels; these images have "
+                f"{images.shape[1]}"
+            )
+
+    def _patch_for(self, dims: int) -> tuple[int, ...]:
+        if isinstance(self.patch_size, int):
+            return (self.patch_size,) * dims
+        if len(self.patch_size) != dims:
+            raise ValueError(
+                f"patch_size={self.patch_size} has {len(self.patch_size)} entries; these images "
+                f"have {dims} spatial dimensions"
+            )
+        return self.patch_size
+
+    @staticmethod
+    def _same(name: str, mine: object, theirs: object) -> None:
+        if mine != theirs:
+            raise ValueError(
+                f"only priors of the same settings merge; the {name} is {mine!r} here and "
+                f"{theirs!r} there"
+            )
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self._moments is None else f"fitted on {self.n_channels} channels"
+        return (
+            f"GaussianPatchPrior({self.patch_size}, covariance={self.covariance!r}, "
+            f"channels={self.channels!r}, {fitted})"
+        )

@@ -1,0 +1,89 @@
+"""Windows as they occur at the same place in other images, whatever surrounds them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from captum_pda.errors import NotFittedError
+from captum_pda.priors.batches import Images, batches_of
+from captum_pda.windows import WindowGrid
+
+
+class MarginalPrior:
+    """P(x_w) in place of P(x_w | surroundings), as in the paper's MNIST experiment.
+
+    Samples are real windows of the fitted images at the same place; the conditional mean is their
+    mean. It suits aligned images of one size, such as digits. The images are kept, so memory grows
+    with them.
+
+    Example::
+
+        >>> prior = MarginalPrior().fit(train_loader)
+        >>> SampledPDA(model, prior=prior).attribute(digit, target=3, sliding_window_shapes=4)
+    """
+
+    def __init__(self) -> None:
+        self._images: Tensor | None = None
+        self._mean: Tensor | None = None
+
+    def fit(self, data: Images, show_progress: bool = False) -> Self:
+        """Take the images of a tensor, an iterable of batches, or a DataLoader."""
+        batches = [batch.detach() for batch in batches_of(data, show_progress)]
+        shapes = {tuple(batch.shape[1:]) for batch in batches}
+        if len(shapes) != 1:
+            raise ValueError(
+                "MarginalPrior compares the same place in every image, so all need one shape; got "
+                f"{sorted(shapes)}"
+            )
+        images = torch.cat(batches)
+        # Pixels first, channels last, so that a window's pixel is one run of memory.
+        self._images = images.flatten(2).transpose(1, 2).contiguous()
+        self._mean = self._images.double().mean(dim=0)
+        self._shape = tuple(images.shape[1:])
+        return self
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the fitted images."""
+        images, mean = self._fitted()
+        self._images, self._mean = images.to(device), mean.to(device)
+        return self
+
+    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
+        _, mean = self._fitted(inputs)
+        fills = mean.to(inputs)[grid.pixels(inputs.device)].transpose(1, 2)
+        return fills.reshape(1, *fills.shape[:2], *grid.window).repeat_interleave(
+            len(inputs), dim=0
+        )
+
+    def sample(
+        self,
+        inputs: Tensor,
+        grid: WindowGrid,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        images, _ = self._fitted(inputs)
+        chosen = torch.randint(
+            len(images),
+            (n_samples, len(inputs), len(grid), 1),
+            generator=generator,
+            device=inputs.device,
+        )
+        fills = images.to(inputs.device)[chosen, grid.pixels(inputs.device)].transpose(-1, -2)
+        return fills.reshape(*fills.shape[:-1], *grid.window).to(inputs.dtype)
+
+    def _fitted(self, inputs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self._images is None or self._mean is None:
+            raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
+        if inputs is not None and tuple(inputs.shape[1:]) != self._shape:
+            raise ValueError(
+                f"this MarginalPrior was fitted on images of shape {self._shape}; inputs have "
+                f"shape {tuple(inputs.shape[1:])}"
+            )
+        return self._images, self._mean
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self._images is None else f"{len(self._images)} images"
+        return f"MarginalPrior({fitted})"

@@ -1,0 +1,78 @@
+"""What a Gaussian patch prior needs to know of its data: means and covariances within a patch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from captum_pda.windows import Integers
+
+
+class Moments(ABC):
+    """Means and covariances between places of an outer patch, as running sums in double precision.
+
+    Values that vary together form a group: all channels ("joint"), or one channel each. Within a
+    group, values are ordered by place, then by channel.
+
+    Args:
+        patch: the outer patch's shape.
+        joint: whether all channels form one group.
+        tensors: the sums, by name.
+    """
+
+    def __init__(self, patch: tuple[int, ...], joint: bool, tensors: dict[str, Tensor]) -> None:
+        self.patch = patch
+        self.joint = joint
+        self.tensors = tensors
+
+    @classmethod
+    def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
+        """No sums yet, for images like these (N, C, *space)."""
+        shapes = cls.shapes(patch, joint, images.shape[1])
+        return cls(patch, joint, {name: images.new_zeros(shape) for name, shape in shapes.items()})
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same sums on another device."""
+        moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return type(self)(self.patch, self.joint, moved)
+
+    def clone(self) -> Self:
+        """A copy that can be added to."""
+        copied = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return type(self)(self.patch, self.joint, copied)
+
+    @staticmethod
+    @abstractmethod
+    def shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
+        """The name and shape of each tensor."""
+
+    @abstractmethod
+    def update(self, images: Tensor) -> None:
+        """Add a batch of images in double precision."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> None:
+        """Add what another one has seen."""
+
+    @abstractmethod
+    def mean(self, places: Integers) -> Tensor:
+        """The mean at these places of a patch (n, dims), (groups, values)."""
+
+    @abstractmethod
+    def covariance(self, first: Integers, second: Integers) -> Tensor:
+        """The covariance between two sets of places, (groups, first values, second values)."""
+
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """The mean variance of each group, (groups,)."""
+
+    @abstractmethod
+    def rounding(self) -> Tensor:
+        """How large rounding errors in the covariance may be, (groups,)."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse sums that no images can have, with a ValueError that says why."""

@@ -1,0 +1,118 @@
+"""Algorithm 1: the prediction averaged over samples of each window."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from captum_pda import host
+from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda.evidence import WindowEvidence
+from captum_pda.inputs import check_count
+from captum_pda.perturbation_pda import DrawFills, PerturbationPDA
+from captum_pda.pipeline import Fill
+from captum_pda.window_arguments import Extents
+
+
+class SampledPDA(PerturbationPDA):
+    """Prediction difference analysis with samples (Algorithm 1; Zintgraf et al. 2017).
+
+    Draws S contents of each window given its surroundings, averages the predicted probabilities
+    p(c|x without w) = 1/S sum_s p(c|x_s), and reports
+
+        log2 odds(c|x) - log2 odds(c|x without w),
+
+    averaged over the windows that cover a pixel. The constructor's arguments are those of
+    PerturbationPDA.
+
+    Example::
+
+        >>> attributions = SampledPDA(model).attribute(image, target=3, n_samples=10)
+    """
+
+    _needs = "sample"
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: TensorOrTupleOfTensorsGeneric,
+        target: TargetType = None,
+        additional_forward_args: object = None,
+        sliding_window_shapes: Extents = None,
+        strides: Extents = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+        n_samples: int = 10,
+        generator: torch.Generator | None = None,
+    ) -> TensorOrTupleOfTensorsGeneric:
+        """The evidence of each pixel for and against the target.
+
+        Args:
+            inputs, target, additional_forward_args, sliding_window_shapes, strides,
+                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
+            n_samples: how many contents to draw for each window.
+            generator: makes the draws reproducible, and different from call to call. Without one
+                they follow PyTorch's initial seed: the same seed gives the same map, and the
+                global random state stays as it was. Every example of a batch gets the draws that
+                it would get alone, and the batch size does not change them.
+
+        Returns:
+            Attributions of the inputs' shape; all channels of a pixel share one value.
+        """
+        n_samples = check_count("n_samples", n_samples)
+        evidence = self._explain(
+            inputs,
+            target,
+            additional_forward_args,
+            sliding_window_shapes,
+            strides,
+            perturbations_per_eval,
+            show_progress,
+            draw=_samples(n_samples, generator),
+            n_samples=n_samples,
+        )
+        attributions = self._check_finite(evidence, evidence.attribution())
+        return cast(TensorOrTupleOfTensorsGeneric, attributions)
+
+    def evidence(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        additional_forward_args: object = None,
+        sliding_window_shapes: Extents = None,
+        strides: Extents = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+        n_samples: int = 10,
+        generator: torch.Generator | None = None,
+    ) -> WindowEvidence:
+        """The evidence of each window for every output, from the forward passes of one map.
+
+        Arguments as in ``attribute``. Memory grows with windows times outputs.
+        """
+        n_samples = check_count("n_samples", n_samples)
+        evidence = self._explain(
+            inputs,
+            None,
+            additional_forward_args,
+            sliding_window_shapes,
+            strides,
+            perturbations_per_eval,
+            show_progress,
+            every=True,
+            draw=_samples(n_samples, generator),
+            n_samples=n_samples,
+        )
+        return cast(WindowEvidence, self._check_finite(evidence, evidence))
+
+
+def _samples(n_samples: int, generator: torch.Generator | None) -> DrawFills:
+    seed = host.draw_seed(generator)
+
+    def draw(prior: Any, example: Tensor) -> Fill:
+        return lambda grid: prior.sample(
+            example, grid, n_samples, host.generator_for(seed, grid.first, example.device)
+        )[:, 0]
+
+    return draw

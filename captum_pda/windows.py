@@ -1,0 +1,208 @@
+"""Where the windows and their outer patches lie, and how window values are averaged back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OuterPatchGroup:
+    """The windows of a grid that sit at the same place within their outer patch.
+
+    ``offset`` is that place, ``members`` are the windows' numbers in the grid, ``corners`` the
+    corners of their outer patches, and ``in_whole_grid`` counts such windows in the grid that
+    this one was sliced from.
+    """
+
+    offset: tuple[int, ...]
+    members: Integers
+    corners: Integers
+    in_whole_grid: int
+
+
+@dataclass(frozen=True)
+class WindowGrid:
+    """All places of a window that slides over an input's spatial dimensions.
+
+    Along each axis the window starts at 0, s, 2s, ... and a last window is moved back to end at
+    the border, so every window is whole and every pixel is covered. Windows are numbered in
+    row-major order; ``grid[10:20]`` is the grid of those ten windows.
+
+    Args:
+        space: the input's spatial shape (1 to 3 dimensions).
+        window: the window's shape.
+        strides: the step along each axis.
+
+    Example::
+
+        >>> grid = WindowGrid((28, 28), (4, 4), (3, 3))
+        >>> len(grid), grid.corners[-1].tolist()
+        (81, [24, 24])
+    """
+
+    space: tuple[int, ...]
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    selected: tuple[int, int] | None = None
+
+    @cached_property
+    def starts(self) -> tuple[Integers, ...]:
+        """Where windows start along each axis."""
+        return tuple(
+            np.append(np.arange(0, size - width, stride, dtype=np.int64), size - width)
+            for size, width, stride in zip(self.space, self.window, self.strides, strict=True)
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of windows along each axis of the whole grid."""
+        return tuple(len(starts) for starts in self.starts)
+
+    @property
+    def first(self) -> int:
+        """The number of the first window, counted in the whole grid."""
+        return self.selected[0] if self.selected else 0
+
+    def __len__(self) -> int:
+        if self.selected:
+            return self.selected[1] - self.selected[0]
+        return math.prod(self.shape)
+
+    def __getitem__(self, windows: slice) -> WindowGrid:
+        if not isinstance(windows, slice):
+            raise TypeError(f"a WindowGrid takes a slice such as grid[0:10], got {windows!r}")
+        start, stop, step = windows.indices(len(self))
+        if step != 1:
+            raise ValueError(f"a WindowGrid is sliced in steps of 1, got a step of {step}")
+        return replace(self, selected=(self.first + start, self.first + max(start, stop)))
+
+    def chunks(self, size: int) -> Iterator[WindowGrid]:
+        """The grid in consecutive parts of at most ``size`` windows."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    @cached_property
+    def corner_array(self) -> Integers:
+        """Each window's first pixel, (W, dims), as a NumPy array."""
+        numbers = np.arange(self.first, self.first + len(self))
+        places = np.unravel_index(numbers, self.shape)
+        corners = [starts[place] for starts, place in zip(self.starts, places, strict=True)]
+        return np.stack(corners, axis=1)
+
+    @property
+    def corners(self) -> Tensor:
+        """Each window's first pixel, (W, dims)."""
+        return torch.from_numpy(self.corner_array)
+
+    def pixels(self, device: torch.device | str = "cpu") -> Tensor:
+        """The flat numbers of each window's pixels in the input, (W, pixels of a window)."""
+        return block_pixels(self.corner_array, self.window, self.space, device)
+
+    def outer_patches(self, patch: tuple[int, ...]) -> Iterator[OuterPatchGroup]:
+        """Group the windows by where they sit within an outer patch of this shape.
+
+        The patch is centred on its window, and moved inside the input at the border; where the
+        input is smaller than the patch, the patch is cut to the input.
+        """
+        fitted = np.minimum(patch, self.space)
+        corners = _patch_corners(self.corner_array, self.window, fitted, self.space)
+        offsets, group = np.unique(self.corner_array - corners, axis=0, return_inverse=True)
+        counts = [
+            np.bincount(starts - _patch_corners(starts, width, size, extent))
+            for starts, width, size, extent in zip(
+                self.starts, self.window, fitted, self.space, strict=True
+            )
+        ]
+        for number, offset in enumerate(offsets):
+            members = np.flatnonzero(group.reshape(-1) == number)
+            yield OuterPatchGroup(
+                offset=tuple(int(value) for value in offset),
+                members=members,
+                corners=corners[members],
+                in_whole_grid=math.prod(
+                    int(count[value]) for count, value in zip(counts, offset, strict=True)
+                ),
+            )
+
+    def average(self, values: Tensor) -> Tensor:
+        """Give each pixel the mean of the values of the windows that cover it.
+
+        Args:
+            values: (..., W), one value a window of the whole grid.
+
+        Returns:
+            (..., *space).
+        """
+        averaged = values.reshape(*values.shape[:-1], *self.shape)
+        for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):
+            # The grid is a product of its axes, so the mean over all windows that cover a pixel
+            # is a mean along each axis in turn.
+            steps = begin[:, None] + np.arange((end - begin).max())
+            covering = torch.from_numpy(steps < end[:, None]).to(values.device)
+            index = torch.from_numpy(np.minimum(steps, end.max() - 1)).to(values.device)
+            count = torch.from_numpy(end - begin).to(values.device)
+            gathered = averaged.movedim(axis, -1)[..., index]
+            total = torch.where(covering, gathered, 0).sum(-1)
+            averaged = (total / count).movedim(-1, axis)
+        return averaged.contiguous()
+
+    @cached_property
+    def _covering(self) -> tuple[tuple[Integers, Integers], ...]:
+        """For each pixel along each axis, the first window that covers it and the one past the
+        last: they are consecutive."""
+        return tuple(
+            (
+                np.searchsorted(starts, np.arange(size) - width, side="right"),
+                np.searchsorted(starts, np.arange(size), side="right"),
+            )
+            for starts, width, size in zip(self.starts, self.window, self.space, strict=True)
+        )
+
+    def coverage(self, device: torch.device | str = "cpu") -> Tensor:
+        """How many windows of the whole grid cover each pixel, (*space)."""
+        counts = np.ones(())
+        for begin, end in self._covering:
+            counts = counts[..., None] * (end - begin)
+        return torch.from_numpy(counts).to(device)
+
+    def sum_pixels(self, values: Tensor) -> Tensor:
+        """Give each pixel the sum of what these windows (W, C, *window) say of it, (C, *space)."""
+        total = values.new_zeros(values.shape[1], math.prod(self.space))
+        flat = values.flatten(2).transpose(0, 1).flatten(1)
+        total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
+        return total.reshape(-1, *self.space)
+
+
+def block_pixels(
+    corners: Integers,
+    block: tuple[int, ...],
+    space: tuple[int, ...],
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The flat pixel numbers of blocks of one shape at several corners, (blocks, pixels)."""
+    within = np.indices(block).reshape(len(block), -1).T
+    weights = np.cumprod((1, *space[:0:-1]))[::-1]
+    flat = (corners @ weights)[:, None] + within @ weights
+    return torch.from_numpy(flat).to(device)
+
+
+def _patch_corners(
+    corners: Integers,
+    window: tuple[int, ...] | int,
+    patch: Integers | int,
+    space: tuple[int, ...] | int,
+) -> Integers:
+    """Where the outer patches start: centred, then moved inside the input."""
+    margin = np.maximum(np.subtract(patch, window), 0) // 2
+    moved: Integers = np.clip(corners - margin, 0, np.subtract(space, patch))
+    return moved
