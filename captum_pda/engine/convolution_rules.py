@@ -1,0 +1,140 @@
+"""Convolution on boxes, with what follows it (batch-norm, activation) folded into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_pda.engine.boxed import Boxed
+from captum_pda.engine.going_dense import GoDense
+from captum_pda.engine.run import Run
+from captum_pda.engine.sliding import slides_for, slide_boxes, whole_sizes
+
+#: An activation that may work in place, with its further arguments.
+Activation = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class PostponedConvolution:
+    """A convolution that waits for what follows it, so that batch-norm costs nothing."""
+
+    func: Callable[..., Tensor]
+    maps: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    shape: tuple[int, ...]
+    activation: Activation | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the result."""
+        return self.maps.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the result will be."""
+        return self.maps.device
+
+    def compute(self) -> Tensor:
+        """The convolution, then the activation."""
+        values = self.func(
+            self.maps,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+        )
+        return values if self.activation is None else self.activation(values)
+
+
+def convolution(
+    run: Run,
+    func: Callable[..., Tensor],
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Boxed:
+    """Each box with the halo that the kernel reads."""
+    if not isinstance(x, Boxed) or isinstance(weight, Boxed) or isinstance(bias, Boxed):
+        raise GoDense("its weights depend on the input")
+    if not x.images or weight.dim() != 2 + len(x.spans):
+        raise GoDense("its input is no batch of images")
+    slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
+    if x.is_whole:
+        sizes = whole_sizes(x, slides, padding)
+        maps, spans, base = x.values, sizes, None
+    else:
+        base = run.base(func, x.base, weight, bias, stride, padding, dilation, groups)
+        maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
+        padding = 0
+    lengths = (span.length for span in spans)
+    shape = (x.n_copies, weight.shape[0], *lengths)
+    values = PostponedConvolution(
+        func, maps, weight, bias, stride, padding, dilation, groups, shape
+    )
+    # Autocast chooses the type at the time of the call.
+    at_once = torch.is_autocast_enabled(x.device.type)
+    boxes = Boxed(values.compute() if at_once else values, spans, base, x.space)
+    return boxes
+
+
+def batch_norm(
+    run: Run,
+    func: Callable[..., Tensor],
+    x: Boxed,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Boxed:
+    """With running statistics batch-norm acts on every pixel alone."""
+    if training or running_mean is None:
+        raise GoDense("it uses the statistics of the batch")
+    if not x.images:
+        raise GoDense("its input is no batch of images")
+    arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
+    base = None if x.is_whole else run.base(func, x.base, *arguments)
+    convolved = x.postponed
+    if isinstance(convolved, PostponedConvolution) and convolved.activation is None:
+        folded = run.memory(
+            fold, convolved.weight, convolved.bias, running_mean, running_var, weight, bias, eps
+        )
+        values = replace(convolved, weight=folded[0], bias=folded[1])
+        return Boxed(values, x.spans, base, x.space)
+    return x.like(func(x.values, *arguments), base)
+
+
+def fold(
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Weights and bias of one convolution that does what a convolution and a batch-norm do."""
+    scale = torch.rsqrt(var + eps)
+    if gamma is not None:
+        scale = scale * gamma
+    shift = -mean * scale if bias is None else (bias - mean) * scale
+    if beta is not None:
+        shift = shift + beta
+    return weight * scale.reshape(-1, *(1,) * (weight.dim() - 1)), shift

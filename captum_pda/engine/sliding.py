@@ -1,0 +1,58 @@
+"""Boxes under a kernel that slides: what convolution and pooling share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from captum_pda.engine.boxed import Boxed
+from captum_pda.engine.run import Run
+from captum_pda.engine.spans import Slide, Span
+
+
+def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
+    """An int, or a sequence of one or as many numbers as there are axes, as one number an axis."""
+    values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
+    return values * n_axes if len(values) == 1 else values
+
+
+def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
+    """How a kernel with these arguments slides along each axis."""
+    n_axes = len(x.spans)
+    kernels = per_axis(kernel, n_axes)
+    dilations = per_axis(dilation, n_axes)
+    if padding == "same":
+        paddings = tuple(d * (k - 1) // 2 for k, d in zip(kernels, dilations, strict=True))
+    else:
+        paddings = per_axis(0 if padding == "valid" else padding, n_axes)
+    strides = per_axis(stride, n_axes)
+    return [Slide(*numbers) for numbers in zip(kernels, strides, paddings, dilations, strict=True)]
+
+
+def whole_sizes(x: Boxed, slides: list[Slide], padding: Any) -> tuple[Span, ...]:
+    """The spans after a convolution of maps that are held in full."""
+    return tuple(
+        Span.whole(
+            span.size
+            if padding == "same"
+            else (span.size + 2 * slide.padding - slide.reach) // slide.stride + 1,
+            x.n_copies,
+        )
+        for span, slide in zip(x.spans, slides, strict=True)
+    )
+
+
+def slide_boxes(
+    run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
+) -> tuple[Tensor, tuple[Span, ...]]:
+    """What the kernel reads for the boxes of its output, and where those lie.
+
+    The places read outside the map are ``outside``, so the kernel itself needs no padding.
+    """
+    after = tuple(
+        slide.after(span, size, run.share)
+        for slide, span, size in zip(slides, x.spans, sizes, strict=True)
+    )
+    reads = [slide.reads(span) for slide, span in zip(slides, after, strict=True)]
+    return x.take(reads, outside), after

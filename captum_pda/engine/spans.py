@@ -1,0 +1,125 @@
+"""Where the boxes of a batch lie along one axis of a feature map."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """The part of one axis that can differ from the unperturbed example, for each copy.
+
+    ``low`` and ``high`` (one past the last) are exact for every copy, so that nothing is lost from
+    layer to layer. The boxes that are computed all have one ``length``, that of the widest, and lie
+    inside the map: a box may hold more than what can differ, never less.
+
+    Args:
+        size: the extent of the map.
+        low: the first place that can differ, one number a copy.
+        high: the place after the last that can differ.
+        centre: where the middle of the window ended up, for boxes that are cut to their centre.
+    """
+
+    size: int
+    low: Integers
+    high: Integers
+    centre: Floats
+
+    @classmethod
+    def of(
+        cls, size: int, low: Integers, high: Integers, centre: Floats, share: float | None = None
+    ) -> Span:
+        """A span inside the map, of at least one place, cut to a share of the map if asked."""
+        if share is not None:
+            longest = max(1, math.ceil(share * size))
+            first = np.ceil(centre - longest / 2).astype(np.int64)
+            cut = high - low > longest
+            low = np.where(cut, np.clip(first, low, high - longest), low)
+            high = np.where(cut, low + longest, high)
+        low = np.clip(low, 0, size - 1)
+        return cls(size, low, np.clip(high, low + 1, size), centre)
+
+    @classmethod
+    def whole(cls, size: int, n_copies: int) -> Span:
+        """All of an axis, for every copy."""
+        low = np.zeros(n_copies, dtype=np.int64)
+        return cls(size, low, low + size, low + size / 2)
+
+    @cached_property
+    def length(self) -> int:
+        """The extent of every box."""
+        return int((self.high - self.low).max())
+
+    @cached_property
+    def start(self) -> Integers:
+        """Where each box starts."""
+        return np.minimum(self.low, self.size - self.length)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the boxes cover the axis."""
+        return self.length == self.size
+
+    @cached_property
+    def places(self) -> Integers:
+        """The places that the boxes hold, (copies, length)."""
+        return self.start[:, None] + np.arange(self.length)
+
+    def same_boxes(self, other: Span) -> bool:
+        """Whether the boxes of another span lie at the same places."""
+        return self is other or (
+            self.length == other.length and np.array_equal(self.start, other.start)
+        )
+
+    def union(self, other: Span) -> Span:
+        """What can differ in either of two maps of the same size."""
+        if self is other:
+            return self
+        return Span(
+            self.size,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+            self.centre,
+        )
+
+    def moved(self, before: int, size: int) -> Span:
+        """The same places after ``before`` places were put in front, on a map of a new size."""
+        return Span(size, self.low + before, self.high + before, self.centre + before)
+
+
+@dataclass(frozen=True)
+class Slide:
+    """How a kernel slides along one axis: convolution and pooling."""
+
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        """From the first place that the kernel reads to the place after the last."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    def after(self, span: Span, size: int, share: float | None) -> Span:
+        """What can differ in the output, of extent ``size``."""
+        if span.is_whole:
+            return Span.whole(size, len(span.low))
+        low = -((self.reach - 1 - self.padding - span.low) // self.stride)
+        high = (span.high - 1 + self.padding) // self.stride + 1
+        centre = (span.centre + self.padding - (self.reach - 1) / 2) / self.stride
+        return Span.of(size, low, high, centre, share)
+
+    def reads(self, after: Span) -> Integers:
+        """The input places that the boxes of the output need; some lie outside the map."""
+        first = after.start * self.stride - self.padding
+        places: Integers = first[:, None] + np.arange((after.length - 1) * self.stride + self.reach)
+        return places
