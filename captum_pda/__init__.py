@@ -5,7 +5,13 @@ and which against it, in bits.
 """
 
 from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.engine import DenseEngine, Engine
+from captum_pda.engine import (
+    DenseEngine,
+    Engine,
+    EngineReport,
+    IncrementalEngine,
+    IncrementalError,
+)
 from captum_pda.errors import CovarianceError, NonFiniteOutputError, NotFittedError
 from captum_pda.evidence import WindowEvidence
 from captum_pda.gradient_pda import GradientPDA
@@ -28,8 +34,11 @@ __all__ = [
     "EfficientPDA",
     "EmpiricalMeanPrior",
     "Engine",
+    "EngineReport",
     "GaussianPatchPrior",
     "GradientPDA",
+    "IncrementalEngine",
+    "IncrementalError",
     "MarginalPrior",
     "NonFiniteOutputError",
     "NotFittedError",

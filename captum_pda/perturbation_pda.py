@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_pda import host
 from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
-from captum_pda.engine import Engine, engine_for
+from captum_pda.engine import Engine, EngineReport, engine_for
 from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence import WindowEvidence
 from captum_pda.inputs import check_choice, check_count, check_inputs
@@ -39,7 +39,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             "probabilities", or "raw" (hidden units, regression: plain differences).
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
             "information_difference" (bits of probability).
-        engine: "auto", "dense", or an engine object.
+        engine: "dense" runs the whole model for every window, "incremental" only what a window
+            can change, and "auto" tries both on a few windows (``engine_report`` says what it
+            found); or an engine object.
     """
 
     #: The prior's method that this algorithm calls.
@@ -65,6 +67,12 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
         return readable_name(cls.__name__)
+
+    @property
+    def engine_report(self) -> EngineReport | None:
+        """Which engine ran last, and why: ``print(pda.engine_report)``. None before the first run,
+        and for an engine of your own that keeps no ``report``."""
+        return getattr(self.engine, "report", None)
 
     def _explain(
         self,

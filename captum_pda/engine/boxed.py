@@ -15,9 +15,20 @@ from captum_pda.engine.spans import Integers, Span
 class Postponed(Protocol):
     """Values that are computed when they are first needed."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values will be."""
+        ...
 
     def compute(self) -> Tensor:
         """The values, in memory of their own."""
@@ -101,8 +112,8 @@ class Boxed:
     @classmethod
     def constant(cls, base: Tensor, n_copies: int, space: tuple[int, ...]) -> Boxed:
         """Copies of a map, none of which differs; their boxes are one pixel in the corner."""
-        first = np.zeros(n_copies, dtype=np.int64)
-        spans = tuple(Span(base.shape[axis], first, first + 1, first + 0.5) for axis in space)
+        first, centre = np.zeros(n_copies, dtype=np.int64), np.full(n_copies, 0.5)
+        spans = tuple(Span(base.shape[axis], first, first + 1, centre) for axis in space)
         corner = base
         for axis in space:
             corner = corner.narrow(axis, 0, 1)
@@ -153,14 +164,14 @@ class Boxed:
         n_copies, n_axes = self.n_copies, len(places)
         in_map = np.zeros((n_copies,) + (1,) * n_axes, dtype=np.int64)
         in_box = np.arange(n_copies).reshape(in_map.shape)
-        outside = boxed = None
+        outside, boxed = in_map < 0, in_map == 0
         for axis, (span, read) in enumerate(zip(self.spans, places, strict=True)):
             shape = (n_copies, *(-1 if axis == other else 1 for other in range(n_axes)))
             within = read - span.start[:, None]
             missing = ((read < 0) | (read >= span.size)).reshape(shape)
             inside = ((within >= 0) & (within < span.length)).reshape(shape)
-            outside = missing if outside is None else outside | missing
-            boxed = inside if boxed is None else boxed & inside
+            outside = outside | missing
+            boxed = boxed & inside
             in_map = in_map * span.size + read.reshape(shape)
             in_box = in_box * span.length + within.reshape(shape)
         edge = math.prod(span.size for span in self.spans)

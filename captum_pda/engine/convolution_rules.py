@@ -12,7 +12,7 @@ from torch import Tensor
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
-from captum_pda.engine.sliding import slides_for, slide_boxes, whole_sizes
+from captum_pda.engine.sliding import slide_boxes, slides_for, whole_sizes
 
 #: An activation that may work in place, with its further arguments.
 Activation = Callable[[Tensor], Tensor]
@@ -88,8 +88,7 @@ def convolution(
     )
     # Autocast chooses the type at the time of the call.
     at_once = torch.is_autocast_enabled(x.device.type)
-    boxes = Boxed(values.compute() if at_once else values, spans, base, x.space)
-    return boxes
+    return Boxed(values.compute() if at_once else values, spans, base, x.space)
 
 
 def batch_norm(

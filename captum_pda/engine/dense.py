@@ -9,11 +9,14 @@ from torch import Tensor
 
 from captum_pda.engine.batch_size import BatchSize, is_out_of_memory
 from captum_pda.engine.protocol import Advance, Forward, Read
+from captum_pda.engine.report import EngineReport
 from captum_pda.windows import WindowGrid
 
 
 class DenseEngine:
     """Runs the whole model on every perturbed copy. Works for any model."""
+
+    report = EngineReport("dense", "as asked")
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedDense:
         return PreparedDense(forward, example, batch_size)

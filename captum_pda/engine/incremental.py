@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from captum_pda.engine.batch_size import BatchSize, is_out_of_memory
-from captum_pda.engine.going_dense import IncrementalError
 from captum_pda.engine.boxed import Boxed
+from captum_pda.engine.going_dense import IncrementalError
 from captum_pda.engine.perturbed_tensor import PerturbedTensor
 from captum_pda.engine.protocol import Advance, Forward, Read
+from captum_pda.engine.report import EngineReport
 from captum_pda.engine.run import Run, channels_last
 from captum_pda.engine.spans import Integers, Span
+from captum_pda.engine.window_order import order_of_windows
 from captum_pda.windows import WindowGrid
 
 
@@ -37,11 +36,21 @@ class IncrementalEngine:
                 "and up to 1, or None for exact results"
             )
         self.receptive_field = receptive_field
+        self._last: Run | None = None
+
+    @property
+    def report(self) -> EngineReport | None:
+        """Where the last example went dense."""
+        if self._last is None:
+            return None
+        return EngineReport("incremental", "as asked", goes_dense=dict(self._last.went_dense))
 
     def prepare(
         self, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> PreparedIncremental:
-        return PreparedIncremental(forward, example, batch_size, self.receptive_field)
+        prepared = PreparedIncremental(forward, example, batch_size, self.receptive_field)
+        self._last = prepared.run
+        return prepared
 
 
 class PreparedIncremental:
@@ -58,35 +67,32 @@ class PreparedIncremental:
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
         values = fills.flatten(0, 1)
-        order = np.arange(len(values))
+        rows = self._batch_size.rows_for(self._example)
+        order = order_of_windows(grid, n_samples, rows)
         results: Tensor | None = None
         done = 0
         while done < len(order):
-            rows = order[done : done + self._batch_size.rows_for(self._example)]
+            batch = order[done : done + self._batch_size.rows_for(self._example)]
+            picked = torch.from_numpy(batch).to(values.device)
+            corners = grid.corner_array[batch % n_windows]
             try:
                 with torch.no_grad():
-                    picked = torch.from_numpy(rows).to(values.device)
-                    scores = read(
-                        self.outputs(
-                            grid.corner_array[rows % n_windows], grid.window, values[picked]
-                        )
-                    )
+                    scores = read(self._outputs(corners, grid.window, values[picked]))
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or len(rows) == 1:
+                if not self._can_go_on(error, len(batch)):
                     raise
-                self._batch_size.halve(len(rows))
                 continue
             if results is None:
                 results = scores.new_empty(len(order), *scores.shape[1:])
             results[picked] = scores
-            done += len(rows)
-            advance(len(rows))
+            done += len(batch)
+            advance(len(batch))
         if results is None:
             raise ValueError("the grid has no windows")
         return results.reshape(n_samples, n_windows, -1)
 
-    def outputs(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Tensor:
-        """The model's outputs with windows at these corners replaced by values (rows, C, *window)."""
+    def _outputs(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Tensor:
+        """The model's outputs with windows at these corners replaced by values."""
         self.run.start()
         spans = tuple(
             Span.of(size, low, low + width, low + width / 2)
@@ -99,7 +105,26 @@ class PreparedIncremental:
         outputs = self._forward(copies)
         if not isinstance(outputs, PerturbedTensor):
             raise IncrementalError(
-                "the model's output is not computed from the tensor it was given, by functions "
-                "that PyTorch lets us see; use engine='dense'"
+                "engine='incremental' can't follow the model from its input to its output: "
+                f"{self._where_dense() or 'the output does not depend on the input'}. Use "
+                "engine='auto' or engine='dense'"
+            )
+        if not self.run.saved_work:
+            raise IncrementalError(
+                "engine='incremental' can't work here, since the model goes dense at its input: "
+                f"{self._where_dense()}. Use engine='auto' or engine='dense'"
             )
         return outputs.dense()
+
+    def _where_dense(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self.run.went_dense.items())
+
+    def _can_go_on(self, error: BaseException, rows: int) -> bool:
+        """Whether the same copies can be tried again, in another way."""
+        if is_out_of_memory(error) and rows > 1:
+            self._batch_size.halve(rows)
+            return True
+        if self.run.channels_last and "view size is not compatible" in str(error):
+            self.run.channels_last = False
+            return True
+        return False

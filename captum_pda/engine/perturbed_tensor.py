@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.going_dense import GoDense, IncrementalError
-from captum_pda.engine.rules import ALIASING, DESCRIPTIVE, IN_PLACE, RULES
+from captum_pda.engine.rules import ALIASING, DESCRIPTIVE, IN_PLACE, RULES, SAVING
 from captum_pda.engine.run import Run
 
 
@@ -33,7 +33,7 @@ class PerturbedTensor(Tensor):
             cls, held.shape, dtype=held.dtype, device=held.device
         )
         tensor.held, tensor.run, tensor.aliased = held, run, False
-        return cast(PerturbedTensor, tensor)
+        return tensor
 
     def __init__(self, held: Boxed | Tensor, run: Run) -> None:
         pass
@@ -41,7 +41,8 @@ class PerturbedTensor(Tensor):
     def dense(self) -> Tensor:
         """All values of all copies."""
         if isinstance(self.held, Boxed):
-            return self.held.whole()
+            maps = self.held.whole()
+            return maps if self.run.channels_last else maps.contiguous()
         return self.held
 
     @classmethod
@@ -67,7 +68,7 @@ class PerturbedTensor(Tensor):
             return _densely(run, func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Any,
@@ -96,7 +97,7 @@ def _incrementally(
     if any(not isinstance(tensor.held, Boxed) for tensor in _perturbed((args, kwargs))):
         raise GoDense("another operand is dense")
     result = rule(run, twin, *held[0], **held[1])
-    run.n_incremental += 1
+    run.saved_work = run.saved_work or rule in SAVING
     if in_place:
         _check_unshared(args[0], func)
         args[0].held = result
@@ -124,7 +125,7 @@ def _densely(
     completed = {id(tensor): tensor.dense() for tensor in perturbed}
     dense_args, dense_kwargs = _replace((args, kwargs), lambda tensor: completed[id(tensor)])
     result = func(*dense_args, **dense_kwargs)
-    if not isinstance(result, Tensor | tuple | list | None):
+    if result is not None and not isinstance(result, Tensor | tuple | list):
         run.leaked = True
     for tensor in perturbed:
         # A view of completed maps: from now on those are the tensor, as writing into one of them

@@ -2,8 +2,8 @@
 
 A rule is called as ``rule(run, func, *args, **kwargs)`` with a ``Boxed`` in the place of every
 perturbed tensor, and answers with a ``Boxed`` (or several, or a finished tensor), or raises
-``GoDense``. What is not in the table goes dense. To add a rule, write it and name it here; the tests
-run every rule against the function itself.
+``GoDense``. What is not in the table goes dense. To add a rule, write it and name it here; the
+tests run every rule against the function itself.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ ELEMENTWISE = (
 UNCHANGED = "contiguous detach clone alias requires_grad_"
 
 
-def _named(names: str, *extra: Any) -> Iterator[Callable[..., Any]]:
+def _named(names: str) -> Iterator[Callable[..., Any]]:
     """The functions of these names, wherever PyTorch has them."""
     for name in names.split():
         for owner in (torch, F, Tensor, torch._C._nn, torch.special):
-            if hasattr(owner, name):
+            if callable(getattr(owner, name, None)):
                 yield getattr(owner, name)
-    yield from extra
 
 
 RULES: dict[Callable[..., Any], Rule] = {
@@ -116,20 +115,29 @@ ALIASING = {
     shapes.index,
 }
 
+#: Rules that save work; without them boxes are of no use.
+SAVING = {
+    convolutions.convolution,
+    pixels.linear,
+    pooling.max_pool,
+    pooling.average_pool,
+    pooling.adaptive_average_pool,
+    pooling.adaptive_max_pool,
+    pooling.mean_over_space,
+}
+
 #: What can be asked of a tensor without reading its values.
+PROPERTIES = (
+    "device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_mkldnn is_mps is_nested "
+    "is_quantized is_sparse itemsize layout names nbytes ndim output_nr requires_grad "
+    "retains_grad shape"
+)
+METHODS = (
+    "dim element_size get_device has_names is_complex is_conj is_contiguous is_floating_point "
+    "is_inference is_neg is_pinned is_same_size is_shared is_signed ndimension nelement numel "
+    "size storage_offset stride __len__"
+)
 DESCRIPTIVE = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in (
-            "device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_mkldnn is_mps is_nested "
-            "is_quantized is_sparse itemsize layout names nbytes ndim output_nr requires_grad "
-            "retains_grad shape"
-        ).split()
-        if hasattr(Tensor, name)
-    ),
-    *_named(
-        "dim element_size get_device is_complex is_conj is_contiguous is_floating_point is_inference "
-        "is_neg is_same_size is_shared is_signed ndimension nelement numel size stride __len__ "
-        "has_names is_pinned storage_offset is_nonzero_metadata sym_size"
-    ),
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES.split() if hasattr(Tensor, name)),
+    *_named(METHODS),
 }

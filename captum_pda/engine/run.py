@@ -24,8 +24,10 @@ class Run:
         self.memory = Memory()
         #: Where the model went dense, and why, in the order of the first time.
         self.went_dense: dict[str, str] = {}
-        #: How many calls were computed on boxes alone.
-        self.n_incremental = 0
+        #: Whether anything was computed on boxes that costs more than the boxes themselves.
+        self.saved_work = False
+        #: Whether completed maps have their channels last in memory.
+        self.channels_last = True
         #: Whether values left the tensors, so that any other tensor may depend on them.
         self.leaked = False
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from captum_pda.engine.auto import AutoEngine
 from captum_pda.engine.dense import DenseEngine
+from captum_pda.engine.incremental import IncrementalEngine
 from captum_pda.engine.protocol import Engine
 from captum_pda.inputs import check_choice
 
-ENGINES = ("auto", "dense")
+ENGINES = ("auto", "dense", "incremental")
 
 
 def engine_for(engine: str | Engine) -> Engine:
@@ -14,4 +16,6 @@ def engine_for(engine: str | Engine) -> Engine:
     if not isinstance(engine, str) and isinstance(engine, Engine):
         return engine
     check_choice("engine", engine, ENGINES)
-    return DenseEngine()
+    if engine == "auto":
+        return AutoEngine()
+    return IncrementalEngine() if engine == "incremental" else DenseEngine()

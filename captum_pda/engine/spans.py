@@ -26,12 +26,14 @@ class Span:
         low: the first place that can differ, one number a copy.
         high: the place after the last that can differ.
         centre: where the middle of the window ended up, for boxes that are cut to their centre.
+        begin: where each box starts, if not as soon as something can differ.
     """
 
     size: int
     low: Integers
     high: Integers
     centre: Floats
+    begin: Integers | None = None
 
     @classmethod
     def of(
@@ -51,7 +53,7 @@ class Span:
     def whole(cls, size: int, n_copies: int) -> Span:
         """All of an axis, for every copy."""
         low = np.zeros(n_copies, dtype=np.int64)
-        return cls(size, low, low + size, low + size / 2)
+        return cls(size, low, low + size, np.full(n_copies, size / 2))
 
     @cached_property
     def length(self) -> int:
@@ -61,6 +63,8 @@ class Span:
     @cached_property
     def start(self) -> Integers:
         """Where each box starts."""
+        if self.begin is not None:
+            return self.begin
         return np.minimum(self.low, self.size - self.length)
 
     @property
@@ -92,7 +96,13 @@ class Span:
 
     def moved(self, before: int, size: int) -> Span:
         """The same places after ``before`` places were put in front, on a map of a new size."""
-        return Span(size, self.low + before, self.high + before, self.centre + before)
+        return Span(
+            size,
+            self.low + before,
+            self.high + before,
+            self.centre + before,
+            self.start + before,
+        )
 
 
 @dataclass(frozen=True)
