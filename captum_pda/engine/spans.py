@@ -40,14 +40,15 @@ class Span:
         cls, size: int, low: Integers, high: Integers, centre: Floats, share: float | None = None
     ) -> Span:
         """A span inside the map, of at least one place, cut to a share of the map if asked."""
+        low = np.clip(low, 0, size - 1)
+        high = np.clip(high, low + 1, size)
         if share is not None:
             longest = max(1, math.ceil(share * size))
             first = np.ceil(centre - longest / 2).astype(np.int64)
             cut = high - low > longest
             low = np.where(cut, np.clip(first, low, high - longest), low)
             high = np.where(cut, low + longest, high)
-        low = np.clip(low, 0, size - 1)
-        return cls(size, low, np.clip(high, low + 1, size), centre)
+        return cls(size, low, high, centre)
 
     @classmethod
     def whole(cls, size: int, n_copies: int) -> Span:
