@@ -89,7 +89,7 @@ class TestAttributions:
                 target=2,
                 n_samples=3,
                 sliding_window_shapes=5,
-                strides=6,
+                strides=4,
                 perturbations_per_eval=7,
             )
             for engine in ("incremental", "dense")
@@ -112,7 +112,7 @@ class TestAttributions:
                 target=1,
                 additional_forward_args=(scale, 2.0),
                 sliding_window_shapes=4,
-                strides=5,
+                strides=4,
             )
             for engine in ("incremental", "dense")
         )
@@ -342,7 +342,7 @@ class TestAuto:
     def test_named_engines_report_too(self) -> None:
         for engine in ("dense", "incremental"):
             pda = EfficientPDA(small_network(), engine=engine)
-            pda.attribute(EXAMPLE, target=1, sliding_window_shapes=5, strides=6)
+            pda.attribute(EXAMPLE, target=1, sliding_window_shapes=5, strides=5)
             assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
 
 
