@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -149,6 +150,13 @@ class Boxed:
     def whole(self) -> Tensor:
         """The maps in full."""
         return self.at(tuple(Span.whole(span.size, self.n_copies) for span in self.spans))
+
+    @cached_property
+    def differences(self) -> Tensor:
+        """How the boxes differ from the unperturbed map."""
+        return self.values - Boxed.constant(self.unperturbed, self.n_copies, self.space).at(
+            self.spans
+        )
 
     @property
     def _leading(self) -> tuple[int, ...]:

@@ -12,16 +12,45 @@ from torch import Tensor
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
-from captum_pda.engine.sliding import slide_boxes, slides_for, whole_sizes
+from captum_pda.engine.sliding import slide_boxes, slides_for, spans_after, whole_sizes
+from captum_pda.engine.spans import Slide, Span
+from captum_pda.engine.winograd import Convolver
+
+#: Channels from which convolving differences pays.
+WORTH_IT = 16
 
 #: An activation that may work in place, with its further arguments.
 Activation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class PostponedConvolution:
-    """A convolution that waits for what follows it, so that batch-norm costs nothing."""
+class Onto:
+    """An unperturbed result, to which a convolution of differences is added.
 
+    ``reached`` are the places that the differences can reach, some of them outside the map, and
+    ``spans`` those that are wanted.
+    """
+
+    base: Tensor
+    reached: tuple[Span, ...]
+    spans: tuple[Span, ...]
+
+    def add(self, differences: Tensor) -> Tensor:
+        """The perturbed result; overwrites the differences."""
+        n_copies, space = len(differences), tuple(range(2, differences.dim()))
+        unperturbed = Boxed.constant(self.base, n_copies, space)
+        values = differences.add_(unperturbed.take([span.places for span in self.reached]))
+        return Boxed(values, self.reached, self.base, space).at(self.spans)
+
+
+@dataclass(frozen=True)
+class PostponedConvolution:
+    """A convolution that waits for what follows it, so that batch-norm costs nothing.
+
+    With ``onto`` it is a convolution of differences, whose bias is part of what it is added to.
+    """
+
+    convolve: Convolver
     func: Callable[..., Tensor]
     maps: Tensor
     weight: Tensor
@@ -31,6 +60,7 @@ class PostponedConvolution:
     dilation: Any
     groups: int
     shape: tuple[int, ...]
+    onto: Onto | None = None
     activation: Activation | None = None
 
     @property
@@ -45,15 +75,18 @@ class PostponedConvolution:
 
     def compute(self) -> Tensor:
         """The convolution, then the activation."""
-        values = self.func(
+        values = self.convolve(
+            self.func,
             self.maps,
             self.weight,
-            self.bias,
+            self.bias if self.onto is None else None,
             self.stride,
             self.padding,
             self.dilation,
             self.groups,
         )
+        if self.onto is not None:
+            values = self.onto.add(values)
         return values if self.activation is None else self.activation(values)
 
 
@@ -68,27 +101,42 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Boxed:
-    """Each box with the halo that the kernel reads."""
+    """Each box with the halo that the kernel reads, or the differences alone."""
     if not isinstance(x, Boxed) or isinstance(weight, Boxed) or isinstance(bias, Boxed):
         raise GoDense("its weights depend on the input")
     if not x.images or weight.dim() != 2 + len(x.spans):
         raise GoDense("its input is no batch of images")
     slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
+    # Autocast chooses the type at the time of the call.
+    autocast = torch.is_autocast_enabled(x.device.type)
+    base, onto = None, None
     if x.is_whole:
-        sizes = whole_sizes(x, slides, padding)
-        maps, spans, base = x.values, sizes, None
+        maps, spans = x.values, whole_sizes(x, slides, padding)
     else:
         base = run.base(func, x.base, weight, bias, stride, padding, dilation, groups)
-        maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
-        padding = 0
-    lengths = (span.length for span in spans)
-    shape = (x.n_copies, weight.shape[0], *lengths)
+        if _by_differences(slides, weight) and not autocast:
+            spans = spans_after(run, x, slides, base.shape[2:])
+            reached = tuple(map(Slide.reached, slides, x.spans, spans))
+            maps, onto = x.differences, Onto(base, reached, spans)
+            padding = [slide.reach - 1 for slide in slides]
+        else:
+            maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
+            padding = 0
+    shape = (x.n_copies, weight.shape[0], *(span.length for span in spans))
     values = PostponedConvolution(
-        func, maps, weight, bias, stride, padding, dilation, groups, shape
+        run.convolve, func, maps, weight, bias, stride, padding, dilation, groups, shape, onto
     )
-    # Autocast chooses the type at the time of the call.
-    at_once = torch.is_autocast_enabled(x.device.type)
-    return Boxed(values.compute() if at_once else values, spans, base, x.space)
+    return Boxed(values.compute() if autocast else values, spans, base, x.space)
+
+
+def _by_differences(slides: list[Slide], weight: Tensor) -> bool:
+    """Whether to convolve differences, which are zero around the box.
+
+    Kernels skip padding, so this costs what the box costs without its halo. The unperturbed
+    result must be added to it, which does not pay where there is little to compute a number.
+    """
+    moves = all(slide.stride == 1 for slide in slides)
+    return moves and any(slide.reach > 1 for slide in slides) and weight.shape[1] >= WORTH_IT
 
 
 def batch_norm(
@@ -109,13 +157,16 @@ def batch_norm(
     if not x.images:
         raise GoDense("its input is no batch of images")
     arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
-    base = None if x.is_whole else run.base(func, x.base, *arguments)
+    base = None if x.base is None else run.base(func, x.base, *arguments)
     convolved = x.postponed
     if isinstance(convolved, PostponedConvolution) and convolved.activation is None:
         folded = run.memory(
             fold, convolved.weight, convolved.bias, running_mean, running_var, weight, bias, eps
         )
-        values = replace(convolved, weight=folded[0], bias=folded[1])
+        onto = convolved.onto
+        if onto is not None and base is not None:
+            onto = replace(onto, base=base)
+        values = replace(convolved, weight=folded[0], bias=folded[1], onto=onto)
         return Boxed(values, x.spans, base, x.space)
     return x.like(func(x.values, *arguments), base)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
-from captum_pda.engine.sliding import per_axis, slide_boxes, slides_for
+from captum_pda.engine.sliding import slide_boxes, slides_for
 from captum_pda.engine.spans import Integers, Slide, Span
 
 MAX_POOLING: dict[int, Callable[..., Tensor]] = {
@@ -170,13 +170,3 @@ def _whole(values: Tensor, x: Boxed) -> Boxed:
     """Maps that are held in full, after their size has changed."""
     spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
     return Boxed(values, spans, None, x.space)
-
-
-__all__ = [
-    "adaptive_average_pool",
-    "adaptive_max_pool",
-    "average_pool",
-    "max_pool",
-    "mean_over_space",
-    "per_axis",
-]

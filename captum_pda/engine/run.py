@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.engine.unperturbed import Memory
+from captum_pda.engine.winograd import Convolver
 
 
 class Run:
@@ -22,6 +23,7 @@ class Run:
     def __init__(self, share: float | None = None) -> None:
         self.share = share
         self.memory = Memory()
+        self.convolve = Convolver()
         #: Where the model went dense, and why, in the order of the first time.
         self.went_dense: dict[str, str] = {}
         #: Whether anything was computed on boxes that costs more than the boxes themselves.

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.run import Run
-from captum_pda.engine.spans import Slide, Span
-
-
-def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
-    """An int, or a sequence of one or as many numbers as there are axes, as one number an axis."""
-    values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
-    return values * n_axes if len(values) == 1 else values
+from captum_pda.engine.spans import Slide, Span, per_axis
 
 
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
@@ -43,6 +37,16 @@ def whole_sizes(x: Boxed, slides: list[Slide], padding: Any) -> tuple[Span, ...]
     )
 
 
+def spans_after(
+    run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...]
+) -> tuple[Span, ...]:
+    """Where the boxes of the output lie, on maps of these sizes."""
+    return tuple(
+        slide.after(span, size, run.share)
+        for slide, span, size in zip(slides, x.spans, sizes, strict=True)
+    )
+
+
 def slide_boxes(
     run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
 ) -> tuple[Tensor, tuple[Span, ...]]:
@@ -50,9 +54,6 @@ def slide_boxes(
 
     The places read outside the map are ``outside``, so the kernel itself needs no padding.
     """
-    after = tuple(
-        slide.after(span, size, run.share)
-        for slide, span, size in zip(slides, x.spans, sizes, strict=True)
-    )
+    after = spans_after(run, x, slides, sizes)
     reads = [slide.reads(span) for slide, span in zip(slides, after, strict=True)]
     return x.take(reads, outside), after

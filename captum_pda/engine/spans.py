@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -134,3 +135,15 @@ class Slide:
         first = after.start * self.stride - self.padding
         places: Integers = first[:, None] + np.arange((after.length - 1) * self.stride + self.reach)
         return places
+
+    def reached(self, before: Span, after: Span) -> Span:
+        """All places that a box can change with a stride of 1, also outside the output's map."""
+        low = before.start + self.padding - (self.reach - 1)
+        high = low + before.length + self.reach - 1
+        return Span(after.size, low, high, after.centre, low)
+
+
+def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
+    """An int, or a sequence of one or as many numbers as there are axes, as one number an axis."""
+    values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
+    return values * n_axes if len(values) == 1 else values
