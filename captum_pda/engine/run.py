@@ -35,7 +35,7 @@ class Run:
 
     def start(self) -> None:
         """Begin a batch."""
-        self.memory.rewind()
+        self.memory.next_batch()
         self.leaked = False
 
     def base(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

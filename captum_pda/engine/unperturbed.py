@@ -2,65 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+#: Batches after which something that was not asked for is forgotten. Batches differ in where their
+#: boxes come to cover the map; but weights that a model computes anew come up only once.
+FORGOTTEN_AFTER = 4
+
+
+@dataclass
+class Remembered:
+    """A result, with what it was made of: the numbers of tensors mean nothing once they are gone."""
+
+    result: Any
+    made_of: Any
+    batch: int
+
 
 class Memory:
-    """Results of calls in the order in which they are made.
-
-    A batch repeats the calls of the batch before it, so the result of the call at the same place is
-    the answer if it was made with the same function and the same arguments; otherwise (control
-    flow that changed, weights that are computed) it is computed again.
-    """
+    """Results of calls, known by the function and its arguments: tensors by identity."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Any, Any, Any, Any]] = []
-        self._next = 0
+        self._calls: dict[Hashable, Remembered] = {}
+        self._constants: list[Tensor] = []
+        self._batch = 0
 
-    def rewind(self) -> None:
-        """Start again with the first call."""
-        self._next = 0
+    def next_batch(self) -> None:
+        """Forget what was not asked for in the last batches."""
+        self._batch += 1
+        oldest = self._batch - FORGOTTEN_AFTER
+        self._calls = {key: call for key, call in self._calls.items() if call.batch >= oldest}
 
     def __call__(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """``func(*args, **kwargs)``, remembered."""
-        place, self._next = self._next, self._next + 1
-        if place < len(self._calls):
-            known, known_args, known_kwargs, result = self._calls[place]
-            if known is func and _same(args, known_args) and _same(kwargs, known_kwargs):
-                return result
-        result = func(*args, **kwargs)
-        # The arguments are kept too: identity means nothing for what no longer exists.
-        self._calls[place : place + 1] = [(func, args, kwargs, result)]
-        return result
+        key = (func, _key(args), _key(kwargs))
+        call = self._calls.get(key)
+        if call is None:
+            call = Remembered(func(*args, **kwargs), (args, kwargs), self._batch)
+            self._calls[key] = call
+        call.batch = self._batch
+        return call.result
 
     def constant(self, tensor: Tensor) -> Tensor:
         """A tensor that the model makes anew for every batch, as the same object if it is equal."""
-        place, self._next = self._next, self._next + 1
-        if place < len(self._calls):
-            known, _, _, result = self._calls[place]
-            if known is None and _equal(tensor, result):
-                return cast(Tensor, result)
-        self._calls[place : place + 1] = [(None, (), {}, tensor.clone())]
-        return cast(Tensor, self._calls[place][3])
+        for known in self._constants:
+            same_kind = known.dtype == tensor.dtype and known.device == tensor.device
+            if same_kind and torch.equal(known, tensor):
+                return known
+        self._constants = [*self._constants[-7:], tensor.clone()]
+        return self._constants[-1]
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    same_kind = one.dtype == other.dtype and one.device == other.device
-    return same_kind and torch.equal(one, other)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether arguments are the same: tensors by identity, anything else by value."""
-    if one is other:
-        return True
-    if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
-        return False
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(one == other)
+def _key(value: Any) -> Hashable:
+    """Arguments as something that can be looked up."""
+    if isinstance(value, Tensor):
+        return Tensor, id(value)
+    if isinstance(value, tuple | list):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(part)) for name, part in value.items())
+    # 1, 1.0 and True are equal, and not the same argument; slices have no hash of their own.
+    return type(value), repr(value)
