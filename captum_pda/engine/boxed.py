@@ -110,16 +110,6 @@ class Boxed:
         """Whether the dimensions are (copies, channels, *space), as convolutions want them."""
         return self.space == tuple(range(2, 2 + len(self.spans)))
 
-    @classmethod
-    def constant(cls, base: Tensor, n_copies: int, space: tuple[int, ...]) -> Boxed:
-        """Copies of a map, none of which differs; their boxes are one pixel in the corner."""
-        first, centre = np.zeros(n_copies, dtype=np.int64), np.full(n_copies, 0.5)
-        spans = tuple(Span(base.shape[axis], first, first + 1, centre) for axis in space)
-        corner = base
-        for axis in space:
-            corner = corner.narrow(axis, 0, 1)
-        return cls(corner.expand(n_copies, *corner.shape[1:]), spans, base, space)
-
     def like(self, values: Tensor, base: Tensor | None, space: tuple[int, ...] = ()) -> Boxed:
         """Other values at the same places."""
         return Boxed(values, self.spans, base, space or self.space)
@@ -133,13 +123,22 @@ class Boxed:
         """
         if all(map(_holds_exactly, self.spans, places)):
             return self.values
-        boxes, unperturbed = self._pixels(self.values), self._pixels(self.unperturbed)
+        begins = list(map(_begin, self.spans, places))
+        if None in begins:
+            return self._pick(places, outside)
+        taken = inside = read_map(self.unperturbed, places, self.space, outside)
+        for axis, span, begin in zip(self.space, self.spans, begins, strict=True):
+            inside = inside.narrow(axis, begin or 0, span.length)
+        inside.copy_(self.values)
+        return taken
+
+    def _pick(self, places: list[Integers], outside: float) -> Tensor:
+        """Read places that lie differently about the boxes of different copies."""
+        boxes, unperturbed = _pixels(self.values, self.space), _pixels(self.unperturbed, self.space)
         edge = unperturbed.new_full((1, unperturbed.shape[1]), outside)
         index = torch.from_numpy(self._pixel_numbers(places)).to(boxes.device)
         pixels = torch.cat([unperturbed, edge, boxes]).index_select(0, index.reshape(-1))
-        others = [size for axis, size in enumerate(self.values.shape) if axis not in self._leading]
-        taken = pixels.view(*index.shape, *others)
-        return taken.movedim(tuple(range(1, 1 + len(self.space))), self.space)
+        return _maps(pixels, tuple(index.shape), self.values.shape, self.space)
 
     def at(self, spans: tuple[Span, ...]) -> Tensor:
         """What is in boxes at these places, which hold at least what can differ."""
@@ -154,18 +153,7 @@ class Boxed:
     @cached_property
     def differences(self) -> Tensor:
         """How the boxes differ from the unperturbed map."""
-        return self.values - Boxed.constant(self.unperturbed, self.n_copies, self.space).at(
-            self.spans
-        )
-
-    @property
-    def _leading(self) -> tuple[int, ...]:
-        return (0, *self.space)
-
-    def _pixels(self, maps: Tensor) -> Tensor:
-        """One row of numbers a pixel; free where the channels are last in memory."""
-        moved = maps.movedim(self.space, tuple(range(1, 1 + len(self.space))))
-        return moved.reshape(math.prod(moved.shape[: 1 + len(self.space)]), -1)
+        return self.values - read_boxes(self.unperturbed, self.spans, self.space)
 
     def _pixel_numbers(self, places: list[Integers]) -> Integers:
         """Where each place is found among the map's pixels, one pixel outside, the boxes'."""
@@ -190,3 +178,51 @@ class Boxed:
 def _holds_exactly(span: Span, places: Integers) -> bool:
     """Whether the boxes hold just these places, which have no gaps."""
     return span.length == places.shape[1] and bool((places[:, 0] == span.start).all())
+
+
+def _begin(span: Span, places: Integers) -> int | None:
+    """Where the boxes begin among these places, if that is the same for all copies."""
+    first = span.start - places[:, 0]
+    begin = int(first[0])
+    inside = begin >= 0 and begin + span.length <= places.shape[1]
+    return begin if inside and bool((first == begin).all()) else None
+
+
+def read_boxes(base: Tensor, spans: tuple[Span, ...], space: tuple[int, ...]) -> Tensor:
+    """What an unperturbed map (1, ...) holds at boxes, also where they stick out of it."""
+    return read_map(base, [span.places for span in spans], space)
+
+
+def read_map(
+    base: Tensor, places: list[Integers], space: tuple[int, ...], outside: float = 0.0
+) -> Tensor:
+    """Read places (copies, extent) along each axis of an unperturbed map, for every copy."""
+    n_axes = len(places)
+    number = np.zeros((1,) * (n_axes + 1), dtype=np.int64)
+    missing = number < 0
+    for axis, (dimension, read) in enumerate(zip(space, places, strict=True)):
+        size = base.shape[dimension]
+        shape = (len(read), *(-1 if axis == other else 1 for other in range(n_axes)))
+        number = number * size + np.clip(read, 0, size - 1).reshape(shape)
+        if read.min() < 0 or read.max() >= size:
+            missing = missing | ((read < 0) | (read >= size)).reshape(shape)
+    index = torch.from_numpy(number).to(base.device)
+    pixels = _pixels(base, space).index_select(0, index.reshape(-1))
+    if missing.ndim == number.ndim and missing.any():
+        rows = np.flatnonzero(np.broadcast_to(missing, number.shape))
+        pixels.index_fill_(0, torch.from_numpy(rows).to(base.device), outside)
+    return _maps(pixels, number.shape, base.shape, space)
+
+
+def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
+    """One row of numbers a pixel; free where the channels are last in memory."""
+    moved = maps.movedim(space, tuple(range(1, 1 + len(space))))
+    return moved.reshape(math.prod(moved.shape[: 1 + len(space)]), -1)
+
+
+def _maps(
+    pixels: Tensor, places: tuple[int, ...], like: tuple[int, ...], space: tuple[int, ...]
+) -> Tensor:
+    """Pixels as maps again: ``places`` is (copies, *extents), ``like`` has the channels."""
+    channels = [size for axis, size in enumerate(like) if axis not in (0, *space)]
+    return pixels.view(*places, *channels).movedim(tuple(range(1, 1 + len(space))), space)

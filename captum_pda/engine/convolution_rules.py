@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_pda.engine.boxed import Boxed
+from captum_pda.engine.boxed import Boxed, read_boxes
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
 from captum_pda.engine.sliding import slide_boxes, slides_for, spans_after, whole_sizes
@@ -37,9 +37,8 @@ class Onto:
 
     def add(self, differences: Tensor) -> Tensor:
         """The perturbed result; overwrites the differences."""
-        n_copies, space = len(differences), tuple(range(2, differences.dim()))
-        unperturbed = Boxed.constant(self.base, n_copies, space)
-        values = differences.add_(unperturbed.take([span.places for span in self.reached]))
+        space = tuple(range(2, differences.dim()))
+        values = differences.add_(read_boxes(self.base, self.reached, space))
         return Boxed(values, self.reached, self.base, space).at(self.spans)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_pda import host
-from captum_pda.engine.boxed import Boxed
+from captum_pda.engine.boxed import Boxed, read_boxes
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
 from captum_pda.engine.spans import Span
@@ -87,4 +87,4 @@ def _operand(
         return aligned, aligned
     if sizes != [span.size for span in spans]:
         raise GoDense("its operand has another extent")
-    return Boxed.constant(aligned, like.n_copies, like.space).at(spans), aligned
+    return read_boxes(aligned, spans, like.space), aligned

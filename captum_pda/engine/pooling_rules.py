@@ -130,9 +130,8 @@ def mean(run: Run, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: 
     if x.is_whole:
         return func(x.values, *args, **kwargs)
     unperturbed: Tensor = run.base(func, x.base, *args, **kwargs)
-    before = Boxed.constant(x.unperturbed, x.n_copies, x.space).at(x.spans)
     share = math.prod(span.length / span.size for span in x.spans)
-    return unperturbed + func(x.values - before, *args, **kwargs) * share
+    return unperturbed + func(x.differences, *args, **kwargs) * share
 
 
 def mean_over_space(

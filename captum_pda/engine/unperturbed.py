@@ -16,7 +16,7 @@ FORGOTTEN_AFTER = 4
 
 @dataclass
 class Remembered:
-    """A result, with what it was made of: the numbers of tensors mean nothing once they are gone."""
+    """A result, with what it was made of, since the numbers of lost tensors are used again."""
 
     result: Any
     made_of: Any

@@ -86,7 +86,9 @@ def _pays(maps: Tensor, weight: Tensor) -> bool:
 def change_kernel(weight: Tensor) -> Tensor:
     """Kernels (O, C, 3, 3) in the basis in which convolution is multiplication, (36, C, O)."""
     n_out, n_in = weight.shape[:2]
-    return (_basis(KERNEL, weight) @ weight.permute(2, 3, 1, 0).reshape(9, -1)).view(36, n_in, n_out)
+    return (_basis(KERNEL, weight) @ weight.permute(2, 3, 1, 0).reshape(9, -1)).view(
+        36, n_in, n_out
+    )
 
 
 def convolve(maps: Tensor, kernel: Tensor, bias: Tensor | None, padding: tuple[int, ...]) -> Tensor:

