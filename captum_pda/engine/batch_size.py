@@ -25,12 +25,15 @@ class BatchSize:
     def __init__(self, rows: int | None = None) -> None:
         self._rows = rows
 
-    def rows_for(self, example: Tensor) -> int:
-        """The number of copies of this example to run at once."""
-        if self._rows is None:
-            values = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
-            self._rows = max(1, min(LARGEST, values // example.numel()))
-        return self._rows
+    def rows_for(self, example: Tensor, times: int = 1) -> int:
+        """The number of copies of this example to run at once.
+
+        An automatic choice is multiplied by ``times``, for copies that are not held in full.
+        """
+        if self._rows is not None:
+            return self._rows
+        values = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+        return max(1, min(LARGEST, times * values // example.numel()))
 
     def halve(self, failed: int) -> None:
         """Go on with half of a batch that did not fit."""

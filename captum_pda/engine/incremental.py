@@ -67,12 +67,11 @@ class PreparedIncremental:
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
         values = fills.flatten(0, 1)
-        rows = self._batch_size.rows_for(self._example)
-        order = order_of_windows(grid, n_samples, rows)
+        order = order_of_windows(grid, n_samples, self._rows())
         results: Tensor | None = None
         done = 0
         while done < len(order):
-            batch = order[done : done + self._batch_size.rows_for(self._example)]
+            batch = order[done : done + self._rows()]
             picked = torch.from_numpy(batch).to(values.device)
             corners = grid.corner_array[batch % n_windows]
             try:
@@ -115,6 +114,10 @@ class PreparedIncremental:
                 f"{self._where_dense()}. Use engine='auto' or engine='dense'"
             )
         return outputs.dense()
+
+    def _rows(self) -> int:
+        """More copies than the dense engine's, since calls on boxes are over sooner."""
+        return self._batch_size.rows_for(self._example, times=2)
 
     def _where_dense(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self.run.went_dense.items())
