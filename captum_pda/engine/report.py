@@ -30,8 +30,6 @@ class EngineReport:
         if self.speed_up is not None:
             lines.append(f"predicted speed-up of incremental over dense: {self.speed_up:.1f}x")
         if self.largest_difference is not None:
-            lines.append(
-                f"largest difference of outputs: {self.largest_difference:.1e} of their size"
-            )
+            lines.append(f"largest difference: {self.largest_difference:.1e} of the outputs' size")
         lines.extend(f"goes dense at {name}: {why}" for name, why in self.goes_dense.items())
         return "\n".join(lines)
