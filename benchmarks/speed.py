@@ -38,7 +38,7 @@ NETWORKS = {
     "densenet121": 2.5,
 }
 SIZE, WINDOW = 224, 10
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_SIZES = (1, 4, 8, 16)
 
 
 def load(name: str, trained: bool = False) -> nn.Module:
