@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 #: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
-#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py --batch-sizes).
-VALUES_PER_BATCH = {"cpu": 2**22, "other": 2**24}
+#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
+VALUES_PER_BATCH = {"cpu": 2**21, "other": 2**24}
 LARGEST = 1024
 
 

@@ -48,7 +48,7 @@ class GaussianPatchPrior:
         patch_size: int | Sequence[int],
         covariance: str = "stationary",
         channels: str = "joint",
-        regularization: float = 1e-4,
+        regularization: float = 1e-5,
         clip_samples: bool = False,
     ) -> None:
         self.patch_size = (

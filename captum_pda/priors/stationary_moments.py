@@ -61,15 +61,16 @@ class StationaryMoments(Moments):
         return means[:, None].expand(-1, len(places))
 
     def covariance(self, first: Integers, second: Integers) -> Tensor:
-        lag = second[None] - first[:, None] + np.subtract(self.patch, 1)
-        flat = np.ravel_multi_index(np.moveaxis(lag, -1, 0), self._lags())
+        # The flat number of a lag is linear in it, so no lag is worked out pair by pair.
+        weights = np.cumprod((1, *self._lags()[:0:-1]))[::-1]
+        flat = (second @ weights)[None] - (first @ weights)[:, None] + math.prod(self._lags()) // 2
         index = torch.from_numpy(flat).to(self.tensors["products"].device)
-        values = self._autocovariance().flatten(-len(self.patch))[..., index]
+        by_lag = self._autocovariance().flatten(-len(self.patch)).movedim(-1, 0).contiguous()
+        values = by_lag[index]
         if not self.joint:
-            return values
-        channels, rows, columns = len(values), len(first), len(second)
-        blocks = values.permute(2, 0, 3, 1)
-        return blocks.reshape(1, rows * channels, columns * channels)
+            return values.movedim(-1, 0)
+        channels = values.shape[-1]
+        return values.transpose(1, 2).reshape(1, len(first) * channels, len(second) * channels)
 
     def variance(self) -> Tensor:
         variances = self._at_no_lag(self._autocovariance())
