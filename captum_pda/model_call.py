@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
 
+PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
 
 class ModelCall:
     """Calls ``forward_func`` on the inputs as they are, or on perturbed copies of an example.
@@ -98,7 +100,8 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
         if isinstance(owner, nn.Module)
         else []
     )
-    if training:
+    # A parallel wrapper is always made in training mode, which by itself means nothing.
+    if any(not isinstance(module, PARALLEL) for module in training):
         warnings.warn(
             "the model is in training mode, where its predictions are random or depend on their "
             "batch; it is explained in evaluation mode and put back after. Call model.eval() first "

@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from captum_pda import EfficientPDA, GradientPDA, SampledPDA
 
+# Tensors here are small: threads would only wait for each other.
+torch.set_num_threads(1)
+
 METHODS = (EfficientPDA, SampledPDA, GradientPDA)
 PERTURBATION_METHODS = (EfficientPDA, SampledPDA)
 
@@ -28,6 +31,13 @@ def make_classifier(dims: int = 2, channels: int = 3, classes: int = 4, seed: in
         .double()
         .eval()
     )
+
+
+def make_convolutional(classes: int = 4, seed: int = 0) -> nn.Module:
+    """A small classifier of convolutions only, in single precision."""
+    torch.manual_seed(seed)
+    layers = nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, classes, 3), nn.Tanh()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 
 
 def make_images(*shape: int, seed: int = 1) -> Tensor:
