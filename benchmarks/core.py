@@ -50,7 +50,7 @@ def overhead(rounds: int, n_windows: int) -> None:
 
     def with_library() -> torch.Tensor:
         call = ModelCall(model, (image,))
-        readout = Readout("logits", exclusive=True)
+        readout = Readout("logits", softmax=True)
         return scores_without_windows(
             call,
             (image,),

@@ -70,7 +70,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
 
     @classmethod
     def get_name(cls) -> str:
-        """The name for titles: "Efficient PDA"."""
+        """The name for titles: "Gradient PDA"."""
         return readable_name(cls.__name__)
 
     @log_usage()  # type: ignore[untyped-decorator]

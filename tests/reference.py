@@ -121,7 +121,7 @@ def full_gaussian(images, patch):
     return PatchGaussian(mean, covariance.reshape(*mean.shape, *mean.shape))
 
 
-def fit_gaussian(images, patch, covariance="stationary", channels="joint", regularization=1e-4):
+def fit_gaussian(images, patch, covariance, channels, regularization):
     """Fit, then raise the diagonal by ``regularization`` times the mean variance.
 
     Independent channels have no covariance with each other, and each its own mean variance.
@@ -197,21 +197,17 @@ class Prediction(NamedTuple):
 def read_prediction(outputs, target, output):
     """What a row of outputs (K,) says of one class; a plain number for raw outputs.
 
-    Several logits go through a softmax and a single one through a sigmoid. Probabilities that sum
-    to one exclude each other; others are yes-or-no questions of their own.
+    Several logits go through a softmax and a single one through a sigmoid.
     """
     if output == "raw":
         return outputs[target]
-    others = np.delete(outputs, target)
     if output == "logits" and len(outputs) == 1:
         z = outputs[0]
         return Prediction(-np.logaddexp(0.0, -z), -np.logaddexp(0.0, z))
     if output == "logits":
-        everything = logsumexp(outputs)
-        return Prediction(outputs[target] - everything, logsumexp(others) - everything)
-    p = outputs[target]
-    exclusive = len(outputs) > 1 and abs(outputs.sum() - 1) < 1e-2
-    return Prediction(np.log(p), np.log(others.sum()) if exclusive else np.log1p(-p))
+        everything, others = logsumexp(outputs), logsumexp(np.delete(outputs, target))
+        return Prediction(outputs[target] - everything, others - everything)
+    return Prediction(np.log(outputs[target]), np.log1p(-outputs[target]))
 
 
 def average_predictions(predictions):
@@ -249,15 +245,18 @@ def gradient(model, image, target, output, measure):
         value = outputs[target]
     else:
         if output == "probabilities":
-            p = outputs[target]
-        elif len(outputs) == 1:
-            p = 1 / (1 + torch.exp(-outputs[0]))
+            log_p, log_not_p = torch.log(outputs[target]), torch.log1p(-outputs[target])
         else:
-            p = torch.exp(outputs[target]) / torch.exp(outputs).sum()
+            # A sigmoid is a softmax with a second logit of zero.
+            logits = outputs if len(outputs) > 1 else torch.cat([outputs, torch.zeros(1).double()])
+            others = torch.stack([z for c, z in enumerate(logits) if c != target])
+            everything = torch.logsumexp(logits, 0)
+            log_p = logits[target] - everything
+            log_not_p = torch.logsumexp(others, 0) - everything
         value = {
-            "weight_of_evidence": torch.log(p / (1 - p)) / LN2,
-            "probability_difference": p,
-            "information_difference": torch.log(p) / LN2,
+            "weight_of_evidence": (log_p - log_not_p) / LN2,
+            "probability_difference": torch.exp(log_p),
+            "information_difference": log_p / LN2,
         }[measure]
     value.backward()
     return x.grad[0].numpy()

@@ -397,6 +397,11 @@ def test_fills_that_cannot_be_had(images):
     prior = GaussianPatchPrior(3).fit(images)
     with pytest.raises(ValueError, match="patch_size beyond 3"):
         prior.conditional_mean(images, GRID)
+    for window in ((3, 11), (9, 11)):
+        with pytest.raises(ValueError, match="patch_size beyond 11"):
+            GaussianPatchPrior(6).fit(images).conditional_mean(
+                images, WindowGrid((9, 11), window, (1, 1))
+            )
     with pytest.raises(ValueError, match="2 spatial dimensions"):
         GaussianPatchPrior(5).fit(images).conditional_mean(
             images.flatten(2), WindowGrid((99,), (3,), (1,))
@@ -446,13 +451,16 @@ def test_marginal_needs_one_shape(images):
 
 def test_the_empirical_mean_follows_its_generator(images):
     prior = GaussianPatchPrior(5).fit(images)
-    expected = prior.sample(images, GRID, 7, seeded()).mean(dim=0)
-    noisy = EmpiricalMeanPrior(prior, 7, seeded())
-    torch.testing.assert_close(noisy.conditional_mean(images, GRID), expected)
-    own = EmpiricalMeanPrior(prior, 7)
-    torch.testing.assert_close(fill(own, images), fill(own, images), rtol=0, atol=0)
+    noisy = [EmpiricalMeanPrior(prior, 7, generator) for generator in (seeded(), seeded(), None)]
+    fills = [fill(prior, images) for prior in noisy]
+    torch.testing.assert_close(fills[0], fills[1], rtol=0, atol=0)
+    torch.testing.assert_close(fill(noisy[0], images), fills[0], rtol=0, atol=0)
+    assert not torch.allclose(fills[0], fills[2])
+    generator = torch.Generator().manual_seed(0)
+    many = EmpiricalMeanPrior(prior, 4000, generator)
+    torch.testing.assert_close(fill(many, images), fill(prior, images), rtol=0, atol=0.3)
     torch.testing.assert_close(
-        noisy.sample(images, GRID, 2, seeded()), prior.sample(images, GRID, 2, seeded())
+        noisy[0].sample(images, GRID, 2, seeded()), prior.sample(images, GRID, 2, seeded())
     )
     with pytest.raises(ValueError, match="n_samples"):
         EmpiricalMeanPrior(prior, 0)

@@ -10,8 +10,8 @@ from captum_pda.measures import MEASURES, check_measure, log_ratio, marginalise
 from captum_pda.scores import Readout
 from captum_pda.targets import target_columns
 
-SOFTMAX = Readout("logits", exclusive=True)
-SIGMOID = Readout("logits", exclusive=False)
+SOFTMAX = Readout("logits", softmax=True)
+SIGMOID = Readout("logits", softmax=False)
 
 
 def exact_log_odds(logits: list[float], target: int) -> float:
@@ -46,7 +46,7 @@ def test_a_prediction_within_1e_12_of_one_has_the_right_bits():
 def test_a_single_column_is_one_sigmoid_logit():
     outputs = torch.tensor([[1.5], [-2.0]])
     readout = Readout.of("logits", outputs)
-    assert not readout.exclusive
+    assert not readout.softmax
     torch.testing.assert_close(readout.column(outputs, 0), outputs)
     torch.testing.assert_close(readout.every(outputs), outputs)
     flat = torch.tensor([1.5, -2.0])
@@ -64,7 +64,6 @@ def test_classes_of_a_dense_output_compete_at_their_own_place():
 def test_probabilities_use_the_sum_of_the_others_where_they_sum_to_one():
     probabilities = torch.tensor([[1.0, 1e-12, 2e-12]])
     readout = Readout.of("probabilities", probabilities)
-    assert readout.exclusive
     torch.testing.assert_close(readout.column(probabilities, 0).item(), -math.log(3e-12))
     torch.testing.assert_close(readout.every(probabilities)[0, 0].item(), -math.log(3e-12))
     torch.testing.assert_close(readout.every(probabilities)[0, 1].item(), math.log(1e-12))
@@ -73,9 +72,26 @@ def test_probabilities_use_the_sum_of_the_others_where_they_sum_to_one():
 def test_probabilities_that_do_not_sum_to_one_are_questions_of_their_own():
     probabilities = torch.tensor([[0.9, 0.8, 0.1]], dtype=torch.float64)
     readout = Readout.of("probabilities", probabilities)
-    assert not readout.exclusive
     torch.testing.assert_close(readout.every(probabilities), torch.logit(probabilities))
     torch.testing.assert_close(readout.column(probabilities, 1), torch.logit(probabilities[:, 1:2]))
+
+
+def test_separate_probabilities_may_sum_to_one_by_chance():
+    """The reading of one row must not depend on another, nor on what the row happens to sum to."""
+    probabilities = torch.tensor([[0.9, 0.1004], [0.9, 0.8]], dtype=torch.float64)
+    expected = torch.logit(probabilities)
+    for rows in (slice(0, 1), slice(0, 2)):
+        readout = Readout.of("probabilities", probabilities[rows])
+        torch.testing.assert_close(readout.every(probabilities[rows]), expected[rows])
+        torch.testing.assert_close(readout.column(probabilities[rows], 0), expected[rows, :1])
+
+
+def test_probabilities_of_dense_outputs():
+    probabilities = torch.randn(2, 3, 4, dtype=torch.float64).softmax(dim=1)
+    readout = Readout.of("probabilities", probabilities)
+    expected = torch.logit(probabilities).flatten(1)
+    torch.testing.assert_close(readout.every(probabilities), expected)
+    torch.testing.assert_close(readout.column(probabilities, 6), expected[:, 6:7])
 
 
 @pytest.mark.parametrize("outputs", [[[1.0, 0.0]], [[0.0], [1.0]]], ids=["softmax", "sigmoid"])

@@ -23,7 +23,7 @@ class Conditional:
     """The distribution of a window given the rest of its outer patch.
 
     With w for the window and r for the ring, S the covariance with its diagonal raised by
-    ``regularization`` times the mean variance:
+    ``regularization`` times the mean variance (and by no less than rounding errors may be):
 
         mean        = m_w + S_wr S_rr^-1 (x_r - m_r)
         covariance  = S_ww - S_wr S_rr^-1 S_rw

@@ -20,8 +20,8 @@ class EmpiricalMeanPrior:
     Args:
         prior: the prior to draw from.
         n_samples: how many draws to average.
-        generator: makes the draws reproducible. Without one they follow PyTorch's initial seed,
-            and the global random state stays as it was.
+        generator: seeds the draws, which are then the same whenever the same windows are asked
+            for. Without one they follow PyTorch's initial seed.
 
     Example::
 
@@ -34,12 +34,10 @@ class EmpiricalMeanPrior:
     ) -> None:
         self.prior = prior
         self.n_samples = check_count("n_samples", n_samples)
-        self.generator = generator
+        self._seed = host.draw_seed(generator)
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        generator = self.generator or host.generator_for(
-            host.draw_seed(None), grid.first, inputs.device
-        )
+        generator = host.generator_for(self._seed, grid.first, inputs.device)
         return self.prior.sample(inputs, grid, self.n_samples, generator).mean(dim=0)
 
     def sample(

@@ -161,7 +161,8 @@ class GaussianPatchPrior:
                 f"{len(grid.window)}"
             )
         for width, size, extent in zip(grid.window, moments.patch, grid.space, strict=True):
-            if width >= size and width < extent:
+            # A window may cover an axis, if the patch does too.
+            if width > size or width == size < extent:
                 raise ValueError(
                     f"a window of {grid.window} leaves nothing to condition on in an outer patch "
                     f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "
