@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
+from captum_pda.warn import warn_user
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -102,11 +102,10 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
     )
     # A parallel wrapper is always made in training mode, which by itself means nothing.
     if any(not isinstance(module, PARALLEL) for module in training):
-        warnings.warn(
+        warn_user(
             "the model is in training mode, where its predictions are random or depend on their "
             "batch; it is explained in evaluation mode and put back after. Call model.eval() first "
-            "to silence this.",
-            stacklevel=4,
+            "to silence this."
         )
     try:
         for module in training:

@@ -7,13 +7,13 @@ log p = logsigmoid(log-odds) and log(1 - p) = logsigmoid(-log-odds).
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from captum_pda import host
+from captum_pda.warn import warn_user
 
 OUTPUTS = ("logits", "probabilities", "raw")
 
@@ -59,10 +59,9 @@ class Readout:
         if several and within:
             apart = (outputs.float().sum(1) - 1).abs()
             if host.is_true((apart < SUM_TOLERANCE).all()):
-                warnings.warn(
+                warn_user(
                     "output='logits' but the model's outputs are positive and sum to 1, as "
-                    "probabilities do; if it ends in a softmax, use output='probabilities'",
-                    stacklevel=5,
+                    "probabilities do; if it ends in a softmax, use output='probabilities'"
                 )
         return cls(output, softmax=several)
 
@@ -99,10 +98,9 @@ class Readout:
         beyond = scores.abs() >= -math.log(info.tiny) - 12
         rounded_to_one = (scores + math.log(info.eps / 2)).abs() < 1e-3
         if host.is_true((beyond | rounded_to_one).any()):
-            warnings.warn(
+            warn_user(
                 "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
-                "there is only a bound; return logits and use output='logits' for the full value",
-                stacklevel=5,
+                "there is only a bound; return logits and use output='logits' for the full value"
             )
 
 

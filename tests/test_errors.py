@@ -183,3 +183,10 @@ def test_rounded_probabilities_are_said_to_be_bounds(perturbation_method, images
             images, target=1
         )
     assert attributions.isfinite().all()
+
+
+def test_warnings_point_at_the_users_line(method, classifier, images):
+    classifier.train()
+    with pytest.warns(UserWarning, match="training mode") as caught:
+        method(classifier).attribute(images, target=1)
+    assert caught[0].filename == __file__

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
+
+from captum_pda.warn import warn_user
 
 #: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
 #: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
@@ -35,10 +35,9 @@ class BatchSize:
     def halve(self, failed: int) -> None:
         """Go on with half of a batch that did not fit."""
         self._rows = failed // 2
-        warnings.warn(
+        warn_user(
             f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
-            f"Pass perturbations_per_eval={self._rows} to start there.",
-            stacklevel=2,
+            f"Pass perturbations_per_eval={self._rows} to start there."
         )
 
 
