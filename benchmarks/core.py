@@ -60,6 +60,7 @@ def overhead(rounds: int, n_windows: int) -> None:
             readout,
             [TARGET],
             1,
+            1,
             None,
             None,
         )[0]

@@ -19,6 +19,8 @@ OUTPUTS = ("logits", "probabilities", "raw")
 
 #: How far a row of outputs that look like probabilities may be from a sum of 1.
 SUM_TOLERANCE = 1e-2
+#: So many logits do not all lie between 0 and 1 by chance.
+MANY = 8
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class Readout:
             odds of one are against all the others. Otherwise each logit or probability is a
             yes-or-no question of its own; where probabilities do compete that makes no
             difference.
+        dtype: the outputs' dtype, which says how they were rounded.
     """
 
     output: str
     softmax: bool
+    dtype: torch.dtype = torch.float32
 
     @classmethod
     def of(cls, output: str, outputs: Tensor) -> Readout:
@@ -47,7 +51,7 @@ class Readout:
             )
         several = _are_several(outputs)
         if output == "raw":
-            return cls(output, softmax=False)
+            return cls(output, False, outputs.dtype)
         within = host.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
         if output == "probabilities":
             if not within:
@@ -55,15 +59,16 @@ class Readout:
                     "output='probabilities' but the model returned values outside [0, 1]; if they "
                     "are scores before a softmax or sigmoid, use output='logits'"
                 )
-            return cls(output, softmax=False)
+            return cls(output, False, outputs.dtype)
         if several and within:
             apart = (outputs.float().sum(1) - 1).abs()
-            if host.is_true((apart < SUM_TOLERANCE).all()):
+            if outputs.numel() >= MANY or host.is_true((apart < SUM_TOLERANCE).all()):
                 warn_user(
-                    "output='logits' but the model's outputs are positive and sum to 1, as "
-                    "probabilities do; if it ends in a softmax, use output='probabilities'"
+                    "output='logits' but the model's outputs all lie between 0 and 1, as "
+                    "probabilities do; if it ends in a softmax or sigmoids, use "
+                    "output='probabilities'"
                 )
-        return cls(output, softmax=several)
+        return cls(output, several, outputs.dtype)
 
     def every(self, outputs: Tensor) -> Tensor:
         """The scores of all outputs, (rows, columns)."""
@@ -94,9 +99,9 @@ class Readout:
         """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
         if self.output != "probabilities":
             return
-        info = torch.finfo(scores.dtype)
-        beyond = scores.abs() >= -math.log(info.tiny) - 12
-        rounded_to_one = (scores + math.log(info.eps / 2)).abs() < 1e-3
+        smallest, half_a_unit = _smallest(self.dtype), torch.finfo(self.dtype).eps / 2
+        beyond = scores.abs() >= -math.log(smallest) - 1e-3
+        rounded_to_one = (scores + math.log(half_a_unit)).abs() < 1e-3
         if host.is_true((beyond | rounded_to_one).any()):
             warn_user(
                 "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
@@ -125,12 +130,22 @@ def _probability_odds(probability: Tensor, others: Tensor | None, dtype: torch.d
     Whether they do is seen from their sum, row by row: where it is 1 but for rounding in
     ``dtype``, both readings agree, and the sum of the others has kept what 1 - p has lost.
     """
-    info = torch.finfo(probability.dtype)
-    complement = (1 - probability).clamp_min(info.eps / 2)
+    eps, smallest = torch.finfo(dtype).eps, _smallest(dtype)
+    complement = (1 - probability).clamp_min(eps / 2)
     if others is not None:
-        competing = (probability + others - 1).abs() <= 32 * torch.finfo(dtype).eps
-        complement = torch.where(competing, others.clamp_min(info.tiny), complement)
-    return probability.clamp_min(info.tiny).log() - complement.log()
+        # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
+        tolerance = max(eps, 16 * torch.finfo(probability.dtype).eps)
+        competing = (probability + others - 1).abs() <= tolerance
+        complement = torch.where(competing, others.clamp_min(smallest), complement)
+    return probability.clamp_min(smallest).log() - complement.log()
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest positive probability that outputs of a dtype can have, at least normal when
+    read in single precision."""
+    info = torch.finfo(dtype)
+    normal = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
+    return max(info.tiny * info.eps, normal)
 
 
 def _sum_of_others(values: Tensor) -> Tensor:

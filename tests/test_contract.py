@@ -17,6 +17,7 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
+from captum_pda.measures import marginalise
 
 mpl.use("agg")
 
@@ -291,6 +292,22 @@ def test_evidence_of_tuples_and_dense_outputs(images):
         evidence.attribution(2)
     with pytest.raises(ValueError, match="second"):
         evidence.contrast((2, 0, 0), (9, 0, 0))
+
+
+def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
+    pda = EfficientPDA(make_classifier(classes=40))
+    expected = pda.evidence(images)
+    monkeypatch.setattr("captum_pda.pipeline.VALUES_PER_CHUNK", 40 * 5)
+    kept = []
+
+    def watched(scores, output):
+        kept.append(scores.numel())
+        return marginalise(scores, output)
+
+    monkeypatch.setattr("captum_pda.pipeline.marginalise", watched)
+    torch.testing.assert_close(pda.evidence(images).scores_without, expected.scores_without)
+    assert max(kept) <= 40 * 5
+    assert "40" in repr(expected)
 
 
 def test_attribute_keeps_only_the_targets_columns(images):

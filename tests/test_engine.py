@@ -5,7 +5,14 @@ import torch
 from conftest import make_classifier, make_convolutional, make_images
 from torch import nn
 
-from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, SampledPDA, WindowGrid
+from captum_pda import (
+    ConstantPrior,
+    DenseEngine,
+    EfficientPDA,
+    GaussianPatchPrior,
+    SampledPDA,
+    WindowGrid,
+)
 from captum_pda.engine import BatchSize
 
 GRID = WindowGrid((9, 11), (3, 4), (2, 3))
@@ -213,6 +220,21 @@ def test_the_automatic_batch_size_follows_the_size_of_an_example(shape, rows):
     assert BatchSize().rows_for(torch.zeros(shape)) == rows
 
 
+def test_the_automatic_batch_size_counts_all_that_goes_into_the_model():
+    small, large = torch.randn(1, 1, 16), torch.randn(1, 3, 64, 64)
+    sizes = []
+
+    def model(x, y, z):
+        sizes.append(len(x))
+        assert len(x) == len(y) == len(z)
+        return x.mean(dim=(1, 2)) + y.mean(dim=(1, 2, 3)) + z.mean(dim=1)
+
+    EfficientPDA(model, output="raw").attribute(
+        (small, large), additional_forward_args=torch.zeros(1, 1000), strides=1
+    )
+    assert max(sizes) == 2**21 // (16 + 3 * 64 * 64 + 1000)
+
+
 def test_autocast_is_respected():
     classifier = make_convolutional()
     images = make_images(1, 3, 9, 11).float()
@@ -223,7 +245,27 @@ def test_autocast_is_respected():
     assert seen == {torch.bfloat16}
     assert attributions.dtype == torch.float32
     expected = EfficientPDA(classifier).attribute(images, target=1)
-    torch.testing.assert_close(attributions, expected, rtol=0, atol=0.05)
+    torch.testing.assert_close(attributions, expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("prior", [None, GaussianPatchPrior(8, channels="independent")])
+def test_autocast_does_not_reach_the_prior(prior):
+    """Values far from zero would lose all their detail in half precision."""
+    images = make_images(1, 3, 19, 21).float() - 600
+    if prior is not None:
+        prior.fit(images)
+    batches = []
+
+    def model(copies):
+        batches.append(copies.clone())
+        return copies.mean(dim=(2, 3))
+
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            SampledPDA(model, prior).attribute(images, target=1, n_samples=2, strides=3)
+            EfficientPDA(model, prior).attribute(images, target=1, strides=1)
+    half = len(batches) // 2
+    torch.testing.assert_close(batches[half:], batches[:half])
 
 
 def test_data_parallel_models(classifier, images):

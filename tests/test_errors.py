@@ -11,6 +11,7 @@ from captum_pda import (
     ConstantPrior,
     EfficientPDA,
     GaussianPatchPrior,
+    GradientPDA,
     NonFiniteOutputError,
     NotFittedError,
     SampledPDA,
@@ -105,6 +106,11 @@ def test_priors_that_cannot_be_used(method, classifier, images):
         method(classifier, prior="grey").attribute(images, target=1)
 
 
+def test_a_prior_is_an_object_not_a_class(method, classifier, images):
+    with pytest.raises(TypeError, match="no object"):
+        method(classifier, prior=ConstantPrior).attribute(images, target=1)
+
+
 def test_priors_with_fills_of_another_shape(method, classifier, images):
     class Wrong(ConstantPrior):
         def conditional_mean(self, inputs, grid):
@@ -166,6 +172,25 @@ def test_windows_without_a_finite_output_lose_nothing_else(perturbation_method, 
     with pytest.raises(NonFiniteOutputError) as caught:
         perturbation_method(model).evidence(image, **arguments)
     assert isinstance(caught.value.result, WindowEvidence)
+
+
+def test_gradients_that_are_not_finite_lose_nothing(images):
+    def model(x):
+        return torch.where(x > 0, x, 0 * x).sqrt().flatten(1)[:, :3]
+
+    with pytest.raises(NonFiniteOutputError, match="gradient") as caught:
+        GradientPDA(model).attribute(images, target=1)
+    assert caught.value.result.shape == images.shape
+
+
+def test_models_that_squeeze_their_outputs(method, classifier, images):
+    """With 35 windows in batches of 17, the last batch holds one copy."""
+    arguments = {"target": 1, "sliding_window_shapes": 3, "strides": (1, 2)}
+    if method is not GradientPDA:
+        arguments["perturbations_per_eval"] = 17
+    expected = method(classifier).attribute(images, **arguments)
+    squeezed = method(lambda x: classifier(x).squeeze()).attribute(images, **arguments)
+    torch.testing.assert_close(squeezed, expected)
 
 
 def test_raw_outputs_have_no_probabilities(classifier, images):

@@ -84,6 +84,15 @@ def test_fitting_again_forgets_and_a_failed_fit_does_not(images):
     same(GaussianPatchPrior(5).fit(images), prior, images)
 
 
+def test_a_failed_partial_fit_leaves_nothing_behind(images):
+    prior = GaussianPatchPrior(10, covariance="full")
+    with pytest.raises(ValueError, match="smaller than the patch"):
+        prior.partial_fit(images)
+    larger = make_images(2, 3, 12, 12)
+    prior.partial_fit(larger)
+    assert prior.n_channels == 3
+
+
 def test_only_like_merges_with_like(images):
     prior = GaussianPatchPrior(5).fit(images)
     for other in (
@@ -192,6 +201,26 @@ def test_windows_may_be_asked_for_in_parts(images):
     torch.testing.assert_close(torch.cat(parts, dim=1), fill(prior, images))
 
 
+def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
+    prior = GaussianPatchPrior(5).fit(images)
+    grid = WindowGrid((9, 11), (3, 3), (1, 1))
+    expected = prior.conditional_mean(images, grid)
+    gathered = []
+    from captum_pda.priors import gaussian_fills
+
+    original = gaussian_fills.block_pixels
+
+    def watched(*arguments):
+        numbers = original(*arguments)
+        gathered.append(numbers.numel())
+        return numbers
+
+    monkeypatch.setattr(gaussian_fills, "block_pixels", watched)
+    monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 2 * 4)
+    torch.testing.assert_close(prior.conditional_mean(images, grid), expected)
+    assert max(gathered) == 25 * 4
+
+
 def test_operators_are_remembered_within_bounds(images, monkeypatch):
     monkeypatch.setattr("captum_pda.priors.gaussian_fills.REMEMBERED_VALUES", 5000)
     prior = GaussianPatchPrior(5).fit(images)
@@ -255,6 +284,15 @@ def test_a_fit_survives_a_file(settings, images, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["prior.safetensors"]
 
 
+def test_saved_files_are_as_readable_as_others(images, tmp_path):
+    (tmp_path / "other").touch()
+    GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        GaussianPatchPrior(5).fit(images).save(tmp_path / "missing" / "prior.safetensors")
+
+
 def test_saving_does_not_overwrite_by_surprise(images, tmp_path):
     path = tmp_path / "prior.safetensors"
     prior = GaussianPatchPrior(5).fit(images)
@@ -269,7 +307,7 @@ def test_a_failed_save_leaves_nothing(images, tmp_path, monkeypatch):
     def fail(*arguments, **keywords):
         raise OSError("disk full")
 
-    monkeypatch.setattr("captum_pda.priors.storage.save_file", fail)
+    monkeypatch.setattr("captum_pda.priors.storage.to_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -382,6 +420,8 @@ def test_settings_that_make_no_sense(arguments, error, says):
         (3, TypeError, "DataLoader"),
         ([], ValueError, "no batches"),
         ([["text"]], TypeError, "tensor"),
+        ([(torch.zeros(3, 9, 9), 4)], TypeError, "DataLoader"),
+        ([{"image": torch.zeros(1, 3, 9, 9)}], TypeError, "image"),
         (torch.zeros(2, 3, 9, 9, dtype=torch.uint8), TypeError, "float"),
         (torch.zeros(3, 9), ValueError, "N, C"),
         (torch.full((1, 3, 9, 9), torch.inf), ValueError, "infinite"),

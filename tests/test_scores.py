@@ -111,6 +111,34 @@ def test_ordinary_probabilities_give_no_warning(outputs):
     readout.check_saturation(readout.every(outputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_probabilities_are_bounded_by_what_they_can_say(dtype):
+    one = torch.ones(1, 1, dtype=dtype)
+    readout = Readout.of("probabilities", one)
+    bound = -math.log(torch.finfo(dtype).eps / 2)
+    torch.testing.assert_close(readout.every(one).item(), bound, rtol=1e-3, atol=0)
+    with pytest.warns(UserWarning, match="bound"):
+        readout.check_saturation(readout.every(one))
+    nothing = torch.zeros(1, 1, dtype=dtype)
+    with pytest.warns(UserWarning, match="bound"):
+        readout.check_saturation(readout.every(nothing))
+
+
+def test_half_precision_sigmoids_are_not_taken_for_a_softmax():
+    probabilities = torch.tensor([[0.97, 0.04, 0.01]], dtype=torch.float16)
+    readout = Readout.of("probabilities", probabilities)
+    expected = torch.logit(probabilities.float())
+    torch.testing.assert_close(readout.every(probabilities), expected)
+
+
+def test_half_precision_softmaxes_keep_the_sum_of_the_others():
+    logits = torch.tensor([[12.0, 0.0, 0.5]])
+    probabilities = logits.softmax(dim=1).half()
+    readout = Readout.of("probabilities", probabilities)
+    expected = SOFTMAX.every(logits)
+    torch.testing.assert_close(readout.every(probabilities), expected, rtol=0.01, atol=0)
+
+
 def test_half_precision_outputs_are_read_in_single_precision():
     outputs = torch.tensor([[30.0, 0.0]], dtype=torch.float16)
     assert SOFTMAX.every(outputs).dtype == torch.float32
@@ -124,6 +152,8 @@ def test_outputs_that_contradict_the_setting():
         Readout.of("logits", torch.tensor([[0.7, 0.3], [0.5, 0.5]]))
     with pytest.raises(ValueError, match="NaN or infinity"):
         Readout.of("raw", torch.tensor([[math.nan]]))
+    with pytest.warns(UserWarning, match="sigmoids"):
+        Readout.of("logits", torch.linspace(0.1, 0.9, 14)[None])
     Readout.of("logits", torch.tensor([[0.7, 0.4]]))
 
 

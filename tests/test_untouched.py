@@ -1,6 +1,7 @@
 """The user's model, inputs and global state are as they were, after success and after failure."""
 
 import copy
+import functools
 import gc
 
 import pytest
@@ -109,6 +110,53 @@ def test_a_model_in_training_mode_is_explained_in_evaluation_mode(method, model)
     assert_same(before, state_of(model, images))
     with pytest.warns(UserWarning, match=r"model\.eval\(\)"):
         explain(method, model.forward, images)
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)])
+def test_models_that_write_into_their_inputs(method, model, first):
+    images = make_images(2, 3, 9, 11).float()
+    extra = torch.ones(2)
+
+    def writes(x, y):
+        return model(first(x)) * y.mul_(2)[:, None]
+
+    def reads(x, y):
+        return model(first(x.clone())) * (2 * y)[:, None]
+
+    before = images.clone()
+    arguments = {"target": 1, "additional_forward_args": extra}
+    attributions = method(writes).attribute(images, **arguments)
+    assert torch.equal(images, before)
+    assert torch.equal(extra, torch.ones(2))
+    torch.testing.assert_close(attributions, method(reads).attribute(images, **arguments))
+
+
+def test_a_partial_of_a_model_in_training_mode_is_noticed_too(method, model):
+    images = make_images(1, 3, 9, 11).float()
+    expected = explain(method, model, images)
+    model.train()
+    with pytest.warns(UserWarning, match="training mode"):
+        attributions = explain(method, functools.partial(model), images)
+    torch.testing.assert_close(attributions, expected)
+    assert model.training
+
+
+def test_a_fresh_wrapper_around_a_model_in_evaluation_mode_is_no_cause_for_alarm(method, model):
+    wrapper = nn.Sequential(model, nn.Identity())
+    assert wrapper.training
+    explain(method, wrapper, make_images(1, 3, 9, 11).float())
+    assert wrapper.training
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_and_frozen_models(method, model):
+    images = make_images(1, 3, 9, 11).float()
+    model[2].inplace = False
+    expected = explain(method, model, images)
+    scripted = torch.jit.script(model)
+    torch.testing.assert_close(explain(method, scripted, images), expected)
+    torch.testing.assert_close(explain(method, torch.jit.freeze(scripted), images), expected)
 
 
 def test_no_tensor_stays_alive(method, model):

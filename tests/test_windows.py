@@ -96,6 +96,13 @@ def test_a_grid_takes_plain_slices_only(wrong):
         WindowGrid((9,), (3,), (1,))[wrong]
 
 
+def test_windows_that_do_not_fit_and_parts_that_are_no_map():
+    with pytest.raises(ValueError, match="does not fit"):
+        WindowGrid((5,), (10,), (1,))
+    with pytest.raises(ValueError, match="whole grid"):
+        WindowGrid((9,), (3,), (1,))[:3].average(torch.zeros(3))
+
+
 @pytest.mark.parametrize("patch", [(5, 5), (6, 4), (20, 5)])
 def test_outer_patches_are_centred_and_moved_inside(patch):
     grid = WindowGrid((9, 10), (3, 2), (2, 3))

@@ -17,20 +17,23 @@ class BatchSize:
     """A batch size that is chosen automatically, and halved when memory runs out.
 
     Args:
-        rows: the most copies at once; None chooses by the size of the example.
+        rows: the most copies at once; None chooses by the size of an example.
+        values: how many numbers go into the model with each copy, if more than the perturbed
+            tensor's.
 
     It is shared by all examples of one call, so that memory runs out only once.
     """
 
-    def __init__(self, rows: int | None = None) -> None:
+    def __init__(self, rows: int | None = None, values: int = 1) -> None:
         self._rows = rows
+        self._values = values
 
     def rows_for(self, example: Tensor) -> int:
         """The number of copies of this example to run at once."""
-        if self._rows is None:
-            values = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
-            self._rows = max(1, min(LARGEST, values // example.numel()))
-        return self._rows
+        if self._rows is not None:
+            return self._rows
+        in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+        return max(1, min(LARGEST, in_batch // max(self._values, example.numel())))
 
     def halve(self, failed: int) -> None:
         """Go on with half of a batch that did not fit."""
@@ -47,5 +50,5 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
+        "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
     )

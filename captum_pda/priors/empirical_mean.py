@@ -10,6 +10,9 @@ from captum_pda.inputs import check_count
 from captum_pda.priors.protocol import PatchPrior
 from captum_pda.windows import WindowGrid
 
+#: How many draws are held in memory together.
+DRAWN_AT_ONCE = 8
+
 
 class EmpiricalMeanPrior:
     """Wraps a prior and answers with the mean of ``n_samples`` draws as its conditional mean.
@@ -38,7 +41,11 @@ class EmpiricalMeanPrior:
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
         generator = host.generator_for(self._seed, grid.first, inputs.device)
-        return self.prior.sample(inputs, grid, self.n_samples, generator).mean(dim=0)
+        total = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
+        for start in range(0, self.n_samples, DRAWN_AT_ONCE):
+            some = min(DRAWN_AT_ONCE, self.n_samples - start)
+            total = total + self.prior.sample(inputs, grid, some, generator).sum(dim=0)
+        return total / self.n_samples
 
     def sample(
         self,

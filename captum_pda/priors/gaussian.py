@@ -111,14 +111,16 @@ class GaussianPatchPrior:
         # Apple's graphics cards have no double precision.
         device = "cpu" if batch.device.type == "mps" else batch.device
         images = batch.detach().to(device, torch.float64)
-        if self._moments is None:
+        moments = self._moments
+        if moments is None:
             patch = self._patch_for(images.dim() - 2)
             joint = self.channels == "joint"
-            self._moments = COVARIANCES[self.covariance].empty(patch, joint, images)
+            moments = COVARIANCES[self.covariance].empty(patch, joint, images)
         else:
             self._check_channels(images)
             images = images.to(self.device)
-        self._moments.update(images)
+        moments.update(images)
+        self._moments = moments
         by_channel = images.transpose(0, 1).flatten(1)
         self._widen(torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)]))
         self._fills = None

@@ -28,6 +28,9 @@ class StationaryMoments(Moments):
     far from zero, and they add up: over batches, and over two fits.
     """
 
+    #: What ``_by_lag`` has worked out, until something is added.
+    _table: Tensor | None = None
+
     @classmethod
     def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
         moments = super().empty(patch, joint, images)
@@ -46,11 +49,13 @@ class StationaryMoments(Moments):
 
     def update(self, images: Tensor) -> None:
         origin = self.tensors["origin"].reshape(-1, *(1 for _ in self.patch))
+        self._table = None
         at_once = max(1, VALUES_PER_TRANSFORM // images[0].numel())
         for start in range(0, len(images), at_once):
             self._add(images[start : start + at_once] - origin)
 
     def merge(self, other: Self) -> None:
+        self._table = None
         for name, sums in other._about(self.tensors["origin"]).items():
             self.tensors[name] = self.tensors[name] + sums
 
@@ -65,8 +70,7 @@ class StationaryMoments(Moments):
         weights = np.cumprod((1, *self._lags()[:0:-1]))[::-1]
         flat = (second @ weights)[None] - (first @ weights)[:, None] + math.prod(self._lags()) // 2
         index = torch.from_numpy(flat).to(self.tensors["products"].device)
-        by_lag = self._autocovariance().flatten(-len(self.patch)).movedim(-1, 0).contiguous()
-        values = by_lag[index]
+        values = self._by_lag()[index]
         if not self.joint:
             return values.movedim(-1, 0)
         channels = values.shape[-1]
@@ -127,6 +131,13 @@ class StationaryMoments(Moments):
             first = second = shift
         crossed = left * second + first * right + first * second * self.tensors["counts"]
         return self.tensors["products"] + crossed
+
+    def _by_lag(self) -> Tensor:
+        """The autocovariance of each lag, (lags, channels[, channels])."""
+        if self._table is None:
+            flat = self._autocovariance().flatten(-len(self.patch))
+            self._table = flat.movedim(-1, 0).contiguous()
+        return self._table
 
     def _autocovariance(self) -> Tensor:
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
