@@ -247,7 +247,7 @@ def test_every_class_comes_from_the_passes_of_one_map(perturbation_method, class
         passes.append(len(x))
         return classifier(x)
 
-    pda = perturbation_method(counting)
+    pda = perturbation_method(counting, engine="dense")
     arguments = {"n_samples": 2} if perturbation_method is SampledPDA else {}
     expected = [pda.attribute(images, target=target, **arguments) for target in range(4)]
     of_one_map = sum(passes) / 4

@@ -17,6 +17,12 @@ from captum_pda import (
 )
 
 CUDA = torch.device("cuda")
+PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
+
+
+@pytest.fixture(params=["dense"])
+def engine(request):
+    return request.param
 
 
 @pytest.fixture
@@ -64,37 +70,43 @@ def priors(images):
     }
 
 
-@pytest.mark.parametrize(
-    "prior",
-    ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"],
-)
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, GradientPDA])
-def test_maps_are_made_on_the_inputs_device(pretended, method, prior):
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+def test_maps_are_made_on_the_inputs_device(pretended, method, prior, engine):
     model = model_on_device()
     images = torch.randn(2, 3, 20, 21, device=CUDA)
-    pda = method(model, priors(images)[prior])
-    pda.gradient_func = forward_only
+    pda = method(model, priors(images)[prior], engine=engine)
     attributions = pda.attribute(images, target=[1, 2], sliding_window_shapes=4)
     assert attributions.device.type == "cuda"
     assert attributions.shape == images.shape
 
 
+@pytest.mark.parametrize("prior", PRIORS)
+def test_gradients_are_used_on_the_inputs_device(pretended, prior):
+    images = torch.randn(2, 3, 20, 21, device=CUDA)
+    pda = GradientPDA(model_on_device(), priors(images)[prior])
+    pda.gradient_func = forward_only
+    for pixelwise in (False, True):
+        attributions = pda.attribute(images, target=[1, 2], pixelwise=pixelwise)
+        assert attributions.device.type == "cuda"
+
+
 @pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_evidence_is_kept_on_the_inputs_device(pretended, method):
+def test_evidence_is_kept_on_the_inputs_device(pretended, method, engine):
     model = model_on_device()
     images = torch.randn(2, 3, 20, 21, device=CUDA)
-    evidence = method(model).evidence(images)
+    evidence = method(model, engine=engine).evidence(images)
     assert evidence.scores_without[0].device.type == "cuda"
     assert evidence.contrast(1, 2).device.type == "cuda"
 
 
-def test_values_are_read_back_as_often_for_many_windows_as_for_few(pretended):
+def test_values_are_read_back_as_often_for_many_windows_as_for_few(pretended, engine):
     model = model_on_device()
     images = torch.randn(1, 3, 20, 21, device=CUDA)
     counts = []
     for strides in (4, 1):
         pretended.clear()
-        EfficientPDA(model, ConstantPrior()).attribute(
+        EfficientPDA(model, ConstantPrior(), engine=engine).attribute(
             images, target=1, sliding_window_shapes=4, strides=strides, perturbations_per_eval=2
         )
         counts.append(len(pretended))

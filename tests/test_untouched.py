@@ -83,7 +83,7 @@ def test_after_an_exception(method, model, training, error):
     def interrupt(*_):
         calls.append(None)
         # GradientPDA calls the model once only.
-        if len(calls) == (1 if method.__name__ == "GradientPDA" else 3):
+        if len(calls) >= (1 if method.__name__ == "GradientPDA" else 3):
             raise error("stop")
 
     handle = model.register_forward_hook(interrupt)
