@@ -21,7 +21,7 @@ def to_attribution(values: Tensor, grid: WindowGrid, like: Tensor) -> Tensor:
     return averaged.unsqueeze(1).expand(like.shape).contiguous()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class WindowEvidence:
     """What every window says about every output, from one set of forward passes.
 
@@ -52,6 +52,13 @@ class WindowEvidence:
     output: str
     measure: str
     is_tuple: bool
+
+    def __repr__(self) -> str:
+        windows = ", ".join(str(len(grid)) for grid in self.grids)
+        return (
+            f"WindowEvidence({len(self.scores)} examples, {windows} windows, outputs "
+            f"{self.output_shape}, {self.output}, {self.measure})"
+        )
 
     @property
     def probabilities(self) -> Tensor:

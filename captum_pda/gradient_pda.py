@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from captum_pda import host
 from captum_pda._captum import (
     GradientAttribution,
     TargetType,
@@ -17,11 +18,12 @@ from captum_pda._captum import (
     log_usage,
     readable_name,
 )
+from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence import to_attribution
 from captum_pda.first_order import conditional_means, pixel_evidence, window_evidence
 from captum_pda.inputs import check_choice, check_inputs
 from captum_pda.measures import check_measure, measure_for
-from captum_pda.model_call import check_outputs, evaluation_mode
+from captum_pda.model_call import check_outputs, evaluation_mode, own_copies
 from captum_pda.pipeline import read_unperturbed
 from captum_pda.priors import PatchPrior, prior_for
 from captum_pda.scores import OUTPUTS, Readout
@@ -70,7 +72,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
 
     @classmethod
     def get_name(cls) -> str:
-        """The name for titles: "Efficient PDA"."""
+        """The name for titles: "Gradient PDA"."""
         return readable_name(cls.__name__)
 
     @log_usage()  # type: ignore[untyped-decorator]
@@ -109,9 +111,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             )
             for gradient, tensor, grid in zip(gradients, tensors, grids, strict=True)
         )
-        return cast(
-            TensorOrTupleOfTensorsGeneric, format_output(isinstance(inputs, tuple), attributions)
-        )
+        result = format_output(isinstance(inputs, tuple), attributions)
+        if not all(host.all_finite(gradient) for gradient in gradients):
+            raise NonFiniteOutputError(
+                "the gradient holds NaN or infinite values; the finished result is in this error's "
+                ".result. Check the model's precision, or use EfficientPDA",
+                result,
+            )
+        return cast(TensorOrTupleOfTensorsGeneric, result)
 
     def _gradients(
         self, tensors: tuple[Tensor, ...], target: TargetType, additional_forward_args: object
@@ -119,7 +126,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         """The gradient of each example's measured prediction with respect to its inputs."""
 
         def measured(*arguments: Any) -> Tensor:
-            outputs = check_outputs(self.forward_func(*arguments), tensors)
+            outputs = check_outputs(self.forward_func(*own_copies(arguments)), tensors)
             columns = target_columns(target, len(outputs), tuple(outputs.shape[1:]))
             readout = Readout.of(self.output, outputs.detach())
             scores = read_unperturbed(readout, outputs, columns)

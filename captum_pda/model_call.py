@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
+from captum_pda.warn import warn_user
 
 
 class ModelCall:
@@ -35,18 +36,27 @@ class ModelCall:
 
     def unperturbed(self) -> Tensor:
         """The model's checked outputs for the inputs as they are, (N, ...)."""
-        return check_outputs(self._forward_func(*self._inputs, *self._additional), self._inputs)
+        arguments = own_copies((*self._inputs, *self._additional))
+        return check_outputs(self._forward_func(*arguments), self._inputs)
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into the model with each example."""
+        n_examples = len(self._inputs[0])
+        return sum(
+            argument.numel() // n_examples
+            for argument in (*self._inputs, *self._additional)
+            if _is_per_example(argument, n_examples)
+        )
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from copies of one example's tensor ``position`` to the model's outputs."""
         n_examples = len(self._inputs[0])
 
-        def repeat(argument: object, n_copies: int) -> object:
-            per_example = isinstance(argument, Tensor) and argument.dim() > 0
-            if not per_example or len(argument) != n_examples:  # type: ignore[arg-type]
+        def repeat(argument: Any, n_copies: int) -> Any:
+            if not _is_per_example(argument, n_examples):
                 return argument
-            row = argument[example : example + 1]  # type: ignore[index]
-            # A real copy, since a model may write into its arguments.
+            row = argument[example : example + 1]
             return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
 
         def call(copies: Tensor) -> Tensor:
@@ -57,6 +67,17 @@ class ModelCall:
             return _one_row_each(self._forward_func(*arguments), len(copies))
 
         return call
+
+
+def own_copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with every tensor copied, since a model may write into them."""
+    return tuple(
+        argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments
+    )
+
+
+def _is_per_example(argument: Any, n_examples: int) -> bool:
+    return isinstance(argument, Tensor) and argument.dim() > 0 and len(argument) == n_examples
 
 
 def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -75,8 +96,9 @@ def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
 
 
 def _one_row_each(outputs: Tensor, n_rows: int) -> Tensor:
-    if outputs.dim() == 0 and n_rows == 1:
-        return outputs.reshape(1)
+    if n_rows == 1 and (outputs.dim() == 0 or len(outputs) != 1):
+        # A model that squeezes its outputs has dropped the batch dimension.
+        return outputs.unsqueeze(0)
     if outputs.dim() == 0 or len(outputs) != n_rows:
         raise ValueError(
             f"the model returned shape {tuple(outputs.shape)} for {n_rows} examples; the first "
@@ -92,18 +114,16 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
     In training mode a prediction is random (dropout) or depends on the other copies in its batch
     (batch-norm, whose statistics it would change too), so its map would mean nothing.
     """
+    while isinstance(forward_func, partial):
+        forward_func = forward_func.func
     owner = getattr(forward_func, "__self__", forward_func)
-    training = (
-        [module for module in owner.modules() if module.training]
-        if isinstance(owner, nn.Module)
-        else []
-    )
-    if training:
-        warnings.warn(
+    modules = owner.modules() if isinstance(owner, nn.Module) else ()
+    training = [module for module in modules if getattr(module, "training", False)]
+    if any(_differs_in_training(module) for module in training):
+        warn_user(
             "the model is in training mode, where its predictions are random or depend on their "
             "batch; it is explained in evaluation mode and put back after. Call model.eval() first "
-            "to silence this.",
-            stacklevel=4,
+            "to silence this."
         )
     try:
         for module in training:
@@ -112,3 +132,10 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    """Whether a module in training mode was likely left so: it has weights, or it drops values. A
+    fresh wrapper around a model in evaluation mode has neither."""
+    holds = next(module.parameters(recurse=False), None) is not None
+    return holds or "Dropout" in type(module).__name__

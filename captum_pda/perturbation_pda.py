@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 self.engine,
                 readout,
                 columns,
+                math.prod(shape) if every else 1,
                 n_samples,
                 perturbations_per_eval,
                 self.get_name() if show_progress else None,

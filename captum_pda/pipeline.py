@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from captum_pda.engine import BatchSize, Engine
+from captum_pda.engine import BatchSize, Engine, PreparedEngine
+from captum_pda.engine.protocol import Advance, Read
 from captum_pda.measures import marginalise
 from captum_pda.model_call import ModelCall
 from captum_pda.scores import Readout
@@ -32,6 +33,7 @@ def scores_without_windows(
     engine: Engine,
     readout: Readout,
     columns: list[int] | None,
+    n_columns: int,
     n_samples: int,
     perturbations_per_eval: int | None,
     progress: str | None,
@@ -46,6 +48,7 @@ def scores_without_windows(
         engine: how to run the model.
         readout: how to read its outputs.
         columns: each example's output column; None keeps all columns.
+        n_columns: how many columns are kept.
         n_samples: how many fills a window has.
         perturbations_per_eval: copies in a batch, None for an automatic choice.
         progress: the title of a progress bar, or None for no bar.
@@ -55,7 +58,7 @@ def scores_without_windows(
     """
     n_examples = len(inputs[0])
     total = n_examples * n_samples * sum(len(grid) for grid in grids)
-    batch_size = BatchSize(perturbations_per_eval)
+    batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
     results = []
     with tqdm(total=total, desc=progress, disable=progress is None, unit="pass") as bar:
         for position, (tensor, grid) in enumerate(zip(inputs, grids, strict=True)):
@@ -64,25 +67,38 @@ def scores_without_windows(
                 example = tensor[number : number + 1]
                 fill = fill_for(example, grid)
                 prepared = engine.prepare(call.for_example(number, position), example, batch_size)
-                read = _reader(readout, columns, number)
-                of_tensor.append(
-                    torch.cat(
-                        [
-                            marginalise(
-                                prepared.scores(
-                                    chunk,
-                                    check_fills(fill(chunk), example, chunk, n_samples),
-                                    read,
-                                    bar.update,
-                                ),
-                                readout.output,
-                            )
-                            for chunk in fill_chunks(grid, tensor.shape[1], n_samples)
-                        ]
-                    )
+                parts = _example_scores(
+                    prepared,
+                    example,
+                    grid,
+                    fill,
+                    n_samples,
+                    _reader(readout, columns, number),
+                    n_columns,
+                    bar.update,
                 )
+                of_tensor.append(torch.cat([marginalise(part, readout.output) for part in parts]))
             results.append(torch.stack(of_tensor))
     return tuple(results)
+
+
+def _example_scores(
+    prepared: PreparedEngine,
+    example: Tensor,
+    grid: WindowGrid,
+    fill: Fill,
+    n_samples: int,
+    read: Read,
+    n_columns: int,
+    advance: Advance,
+) -> Iterator[Tensor]:
+    """The scores of one example's windows (S, W, columns), some windows at a time."""
+    at_once = max(1, VALUES_PER_CHUNK // (n_samples * n_columns))
+    for chunk in fill_chunks(grid, example.shape[1], n_samples):
+        fills = check_fills(fill(chunk), example, chunk, n_samples)
+        for start in range(0, len(chunk), at_once):
+            some = slice(start, start + at_once)
+            yield prepared.scores(chunk[some], fills[:, some], read, advance)
 
 
 def fill_chunks(grid: WindowGrid, n_channels: int, n_samples: int = 1) -> Iterator[WindowGrid]:

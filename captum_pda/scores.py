@@ -7,18 +7,20 @@ log p = logsigmoid(log-odds) and log(1 - p) = logsigmoid(-log-odds).
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from captum_pda import host
+from captum_pda.warn import warn_user
 
 OUTPUTS = ("logits", "probabilities", "raw")
 
-#: How far the sum of a row of probabilities may be from 1 (half-precision models round).
+#: How far a row of outputs that look like probabilities may be from a sum of 1.
 SUM_TOLERANCE = 1e-2
+#: So many logits do not all lie between 0 and 1 by chance.
+MANY = 8
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,16 @@ class Readout:
 
     Args:
         output: "logits", "probabilities" or "raw".
-        exclusive: whether the classes (dimension 1) compete, so that the odds of one are against
-            all the others; otherwise each output is a yes-or-no question of its own.
+        softmax: whether the outputs are logits of classes (dimension 1) that compete, so that the
+            odds of one are against all the others. Otherwise each logit or probability is a
+            yes-or-no question of its own; where probabilities do compete that makes no
+            difference.
+        dtype: the outputs' dtype, which says how they were rounded.
     """
 
     output: str
-    exclusive: bool
+    softmax: bool
+    dtype: torch.dtype = torch.float32
 
     @classmethod
     def of(cls, output: str, outputs: Tensor) -> Readout:
@@ -43,77 +49,112 @@ class Readout:
                 "the model returned NaN or infinity for the unperturbed inputs; check the "
                 "model and its input scaling"
             )
-        several = outputs.dim() > 1 and outputs.shape[1] > 1
+        several = _are_several(outputs)
         if output == "raw":
-            return cls(output, exclusive=False)
+            return cls(output, False, outputs.dtype)
         within = host.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
-        sums_to_one = (
-            several
-            and within
-            and host.is_true(((outputs.float().sum(1) - 1).abs() < SUM_TOLERANCE).all())
-        )
         if output == "probabilities":
             if not within:
                 raise ValueError(
                     "output='probabilities' but the model returned values outside [0, 1]; if they "
                     "are scores before a softmax or sigmoid, use output='logits'"
                 )
-            return cls(output, exclusive=sums_to_one)
-        if sums_to_one:
-            warnings.warn(
-                "output='logits' but the model's outputs are positive and sum to 1, as "
-                "probabilities do; if it ends in a softmax, use output='probabilities'",
-                stacklevel=5,
-            )
-        return cls(output, exclusive=several)
+            return cls(output, False, outputs.dtype)
+        if several and within:
+            apart = (outputs.float().sum(1) - 1).abs()
+            if outputs.numel() >= MANY or host.is_true((apart < SUM_TOLERANCE).all()):
+                warn_user(
+                    "output='logits' but the model's outputs all lie between 0 and 1, as "
+                    "probabilities do; if it ends in a softmax or sigmoids, use "
+                    "output='probabilities'"
+                )
+        return cls(output, several, outputs.dtype)
 
     def every(self, outputs: Tensor) -> Tensor:
         """The scores of all outputs, (rows, columns)."""
-        values = self._values(outputs)
-        return self._all_odds(values).flatten(1) if self.exclusive else values.flatten(1)
+        values = _widened(outputs)
+        if self.softmax:
+            values = _softmax_odds(values)
+        elif self.output == "probabilities":
+            others = _sum_of_others(values) if _are_several(values) else None
+            values = _probability_odds(values, others, outputs.dtype)
+        return values.reshape(len(outputs), -1)
 
     def column(self, outputs: Tensor, column: int) -> Tensor:
         """The score of one flat output column, (rows, 1)."""
-        if not self.exclusive:
-            return self._values(outputs.reshape(len(outputs), -1)[:, column : column + 1])
+        # The classes at the column's place: all that its score depends on.
         places = math.prod(outputs.shape[2:])
         target, place = divmod(column, places)
-        values = self._values(outputs.flatten(2)[..., place] if places > 1 else outputs.flatten(1))
-        rest = torch.cat([values[:, :target], values[:, target + 1 :]], dim=1)
-        return values[:, target : target + 1] - torch.logsumexp(rest, dim=1, keepdim=True)
+        classes = _widened(outputs.reshape(len(outputs), -1, places)[..., place])
+        value = classes[:, target : target + 1]
+        others = torch.cat([classes[:, :target], classes[:, target + 1 :]], dim=1)
+        if self.softmax:
+            return value - torch.logsumexp(others, dim=1, keepdim=True)
+        if self.output == "probabilities":
+            total = others.sum(dim=1, keepdim=True) if _are_several(classes) else None
+            return _probability_odds(value, total, outputs.dtype)
+        return value
 
     def check_saturation(self, scores: Tensor) -> None:
         """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
         if self.output != "probabilities":
             return
-        info = torch.finfo(scores.dtype)
-        zero = -math.log(info.tiny) - (12 if self.exclusive else 1e-3)
-        one = zero if self.exclusive else -math.log(info.eps / 2) - 1e-3
-        if host.is_true(((scores >= one) | (scores <= -zero)).any()):
-            warnings.warn(
+        smallest, half_a_unit = _smallest(self.dtype), torch.finfo(self.dtype).eps / 2
+        beyond = scores.abs() >= -math.log(smallest) - 1e-3
+        rounded_to_one = (scores + math.log(half_a_unit)).abs() < 1e-3
+        if host.is_true((beyond | rounded_to_one).any()):
+            warn_user(
                 "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
-                "there is only a bound; return logits and use output='logits' for the "
-                "full value",
-                stacklevel=5,
+                "there is only a bound; return logits and use output='logits' for the full value"
             )
 
-    def _values(self, outputs: Tensor) -> Tensor:
-        """Logits, or raw values, in single precision or wider."""
-        values = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        if self.output != "probabilities":
-            return values
-        info = torch.finfo(values.dtype)
-        log_probability = values.clamp_min(info.tiny).log()
-        if self.exclusive:
-            return log_probability
-        return log_probability - (1 - values).clamp_min(info.eps / 2).log()
 
-    @staticmethod
-    def _all_odds(logits: Tensor) -> Tensor:
-        """Log-odds of every class against the others, without losing 1 - p to rounding."""
-        log_probability = torch.log_softmax(logits, dim=1)
-        # At most one class can be above a half: only its 1 - p needs the sum of the others.
-        top, best = logits.max(dim=1, keepdim=True)
-        others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
-        odds = log_probability - torch.log1p(-log_probability.exp())
-        return odds.scatter(1, best, top - others)
+def _widened(outputs: Tensor) -> Tensor:
+    """Outputs in single precision or wider."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def _softmax_odds(logits: Tensor) -> Tensor:
+    """Log-odds of every class against the others, without losing 1 - p to rounding."""
+    log_probability = torch.log_softmax(logits, dim=1)
+    # At most one class can be above a half: only its 1 - p needs the sum of the others.
+    top, best = logits.max(dim=1, keepdim=True)
+    others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
+    odds = log_probability - torch.log1p(-log_probability.exp())
+    return odds.scatter(1, best, top - others)
+
+
+def _probability_odds(probability: Tensor, others: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """log p - log(1 - p), where 1 - p is the sum of the others if they compete.
+
+    Whether they do is seen from their sum, row by row: where it is 1 but for rounding in
+    ``dtype``, both readings agree, and the sum of the others has kept what 1 - p has lost.
+    """
+    eps, smallest = torch.finfo(dtype).eps, _smallest(dtype)
+    complement = (1 - probability).clamp_min(eps / 2)
+    if others is not None:
+        # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
+        tolerance = max(eps, 16 * torch.finfo(probability.dtype).eps)
+        competing = (probability + others - 1).abs() <= tolerance
+        complement = torch.where(competing, others.clamp_min(smallest), complement)
+    return probability.clamp_min(smallest).log() - complement.log()
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """The smallest positive probability that outputs of a dtype can have, at least normal when
+    read in single precision."""
+    info = torch.finfo(dtype)
+    normal = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
+    return max(info.tiny * info.eps, normal)
+
+
+def _sum_of_others(values: Tensor) -> Tensor:
+    """The sum over dimension 1 without each value, exact also beside a value near 1."""
+    best = values.argmax(dim=1, keepdim=True)
+    without_best = values.scatter(1, best, 0).sum(dim=1, keepdim=True)
+    others = values.sum(dim=1, keepdim=True) - values
+    return others.scatter(1, best, without_best)
+
+
+def _are_several(values: Tensor) -> bool:
+    return values.dim() > 1 and values.shape[1] > 1

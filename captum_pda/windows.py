@@ -55,6 +55,14 @@ class WindowGrid:
     strides: tuple[int, ...]
     selected: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        pairs = zip(self.space, self.window, self.strides, strict=True)
+        if not all(1 <= width <= size and stride >= 1 for size, width, stride in pairs):
+            raise ValueError(
+                f"a window of {self.window} with strides {self.strides} does not fit in "
+                f"{self.space}"
+            )
+
     @cached_property
     def starts(self) -> tuple[Integers, ...]:
         """Where windows start along each axis."""
@@ -143,6 +151,8 @@ class WindowGrid:
         Returns:
             (..., *space).
         """
+        if self.selected:
+            raise ValueError("only values of the whole grid can be averaged, not those of a part")
         averaged = values.reshape(*values.shape[:-1], *self.shape)
         for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):
             # The grid is a product of its axes, so the mean over all windows that cover a pixel
@@ -170,7 +180,7 @@ class WindowGrid:
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
         """How many windows of the whole grid cover each pixel, (*space)."""
-        counts = np.ones(())
+        counts = np.ones((), dtype=np.int64)
         for begin, end in self._covering:
             counts = counts[..., None] * (end - begin)
         return torch.from_numpy(counts).to(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from captum_pda.engine.dense import DenseEngine
 from captum_pda.engine.incremental import IncrementalEngine, PreparedIncremental
 from captum_pda.engine.protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engine.report import EngineReport
+from captum_pda.warn import warn_user
 from captum_pda.windows import WindowGrid
 
 #: Windows that both engines run, to be compared.
@@ -101,11 +101,10 @@ class PreparedAuto:
             "goes_dense": dict(incremental.run.went_dense),
         }
         if not difference <= tolerance:
-            warnings.warn(
-                f"the incremental engine's outputs differ from the dense engine's by "
+            warn_user(
+                "the incremental engine's outputs differ from the dense engine's by "
                 f"{difference:.1e} of their size, where rounding explains {tolerance:.1e}; using "
-                "the dense engine. Pass engine='dense' to silence this.",
-                stacklevel=2,
+                "the dense engine. Pass engine='dense' to silence this."
             )
             return EngineReport("dense", "the incremental engine disagrees", **facts)
         if facts["speed_up"] < WORTH_IT:

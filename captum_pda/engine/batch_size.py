@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
+from captum_pda.warn import warn_user
+
 #: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
-#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py --batch-sizes).
-VALUES_PER_BATCH = {"cpu": 2**22, "other": 2**24}
+#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
+VALUES_PER_BATCH = {"cpu": 2**21, "other": 2**24}
 LARGEST = 1024
 
 
@@ -17,13 +17,16 @@ class BatchSize:
     """A batch size that is chosen automatically, and halved when memory runs out.
 
     Args:
-        rows: the most copies at once; None chooses by the size of the example.
+        rows: the most copies at once; None chooses by the size of an example.
+        values: how many numbers go into the model with each copy, if more than the perturbed
+            tensor's.
 
     It is shared by all examples of one call, so that memory runs out only once.
     """
 
-    def __init__(self, rows: int | None = None) -> None:
+    def __init__(self, rows: int | None = None, values: int = 1) -> None:
         self._rows = rows
+        self._values = values
 
     def rows_for(self, example: Tensor, times: int = 1) -> int:
         """The number of copies of this example to run at once.
@@ -32,16 +35,15 @@ class BatchSize:
         """
         if self._rows is not None:
             return self._rows
-        values = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
-        return max(1, min(LARGEST, times * values // example.numel()))
+        in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+        return max(1, min(LARGEST, times * in_batch // max(self._values, example.numel())))
 
     def halve(self, failed: int) -> None:
         """Go on with half of a batch that did not fit."""
         self._rows = failed // 2
-        warnings.warn(
+        warn_user(
             f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
-            f"Pass perturbations_per_eval={self._rows} to start there.",
-            stacklevel=2,
+            f"Pass perturbations_per_eval={self._rows} to start there."
         )
 
 
@@ -51,5 +53,5 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and (
-        "out of memory" in text or "can't allocate memory" in text
+        "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -30,8 +30,24 @@ def batches_of(data: Images, show_progress: bool = False) -> Iterator[Tensor]:
         )
     empty = True
     for number, item in enumerate(tqdm(data, desc="Fitting", disable=not show_progress)):
-        batch = item[0] if isinstance(item, tuple | list) and item else item
-        yield check_images(f"batch {number}", batch)
+        yield check_images(f"batch {number}", _images_of(item))
         empty = False
     if empty:
         raise ValueError("there were no batches to fit; the iterable was empty or used up")
+
+
+def _images_of(item: Any) -> Any:
+    """The images of a batch, which may come with labels."""
+    if isinstance(item, Mapping):
+        raise TypeError(
+            f"a batch is a dict with the keys {list(item)}; pass its images only, for example "
+            "(batch['image'] for batch in loader)"
+        )
+    if not isinstance(item, tuple | list) or not item:
+        return item
+    if len(item) > 1 and isinstance(item[0], Tensor) and isinstance(item[1], int | float | str):
+        raise TypeError(
+            f"an item holds one image with the label {item[1]!r} where a batch was expected; wrap "
+            "the data set in a DataLoader, or pass the data set itself"
+        )
+    return item[0]

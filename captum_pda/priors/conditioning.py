@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 from captum_pda import host
 from captum_pda.errors import CovarianceError
 from captum_pda.priors.moments import Moments
+from captum_pda.warn import warn_user
 from captum_pda.windows import Integers
 
 #: The most values whose covariance is factored (2 GiB in double precision).
@@ -23,7 +23,7 @@ class Conditional:
     """The distribution of a window given the rest of its outer patch.
 
     With w for the window and r for the ring, S the covariance with its diagonal raised by
-    ``regularization`` times the mean variance:
+    ``regularization`` times the mean variance (and by no less than rounding errors may be):
 
         mean        = m_w + S_wr S_rr^-1 (x_r - m_r)
         covariance  = S_ww - S_wr S_rr^-1 S_rw
@@ -97,11 +97,10 @@ class Conditional:
             if not host.is_true(failed.any()):
                 return factor
             if tenfold < TENFOLDS:
-                warnings.warn(
+                warn_user(
                     "a patch covariance is not positive definite; raising its diagonal loading "
                     f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
-                    "condition it better.",
-                    stacklevel=2,
+                    "condition it better."
                 )
         raise CovarianceError(
             "a patch covariance is not positive definite, even with its diagonal loading raised "

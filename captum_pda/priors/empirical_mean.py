@@ -10,6 +10,9 @@ from captum_pda.inputs import check_count
 from captum_pda.priors.protocol import PatchPrior
 from captum_pda.windows import WindowGrid
 
+#: How many draws are held in memory together.
+DRAWN_AT_ONCE = 8
+
 
 class EmpiricalMeanPrior:
     """Wraps a prior and answers with the mean of ``n_samples`` draws as its conditional mean.
@@ -20,8 +23,8 @@ class EmpiricalMeanPrior:
     Args:
         prior: the prior to draw from.
         n_samples: how many draws to average.
-        generator: makes the draws reproducible. Without one they follow PyTorch's initial seed,
-            and the global random state stays as it was.
+        generator: seeds the draws, which are then the same whenever the same windows are asked
+            for. Without one they follow PyTorch's initial seed.
 
     Example::
 
@@ -34,13 +37,15 @@ class EmpiricalMeanPrior:
     ) -> None:
         self.prior = prior
         self.n_samples = check_count("n_samples", n_samples)
-        self.generator = generator
+        self._seed = host.draw_seed(generator)
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        generator = self.generator or host.generator_for(
-            host.draw_seed(None), grid.first, inputs.device
-        )
-        return self.prior.sample(inputs, grid, self.n_samples, generator).mean(dim=0)
+        generator = host.generator_for(self._seed, grid.first, inputs.device)
+        total = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
+        for start in range(0, self.n_samples, DRAWN_AT_ONCE):
+            some = min(DRAWN_AT_ONCE, self.n_samples - start)
+            total = total + self.prior.sample(inputs, grid, some, generator).sum(dim=0)
+        return total / self.n_samples
 
     def sample(
         self,

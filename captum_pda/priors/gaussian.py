@@ -48,7 +48,7 @@ class GaussianPatchPrior:
         patch_size: int | Sequence[int],
         covariance: str = "stationary",
         channels: str = "joint",
-        regularization: float = 1e-4,
+        regularization: float = 1e-5,
         clip_samples: bool = False,
     ) -> None:
         self.patch_size = (
@@ -111,14 +111,16 @@ class GaussianPatchPrior:
         # Apple's graphics cards have no double precision.
         device = "cpu" if batch.device.type == "mps" else batch.device
         images = batch.detach().to(device, torch.float64)
-        if self._moments is None:
+        moments = self._moments
+        if moments is None:
             patch = self._patch_for(images.dim() - 2)
             joint = self.channels == "joint"
-            self._moments = COVARIANCES[self.covariance].empty(patch, joint, images)
+            moments = COVARIANCES[self.covariance].empty(patch, joint, images)
         else:
             self._check_channels(images)
             images = images.to(self.device)
-        self._moments.update(images)
+        moments.update(images)
+        self._moments = moments
         by_channel = images.transpose(0, 1).flatten(1)
         self._widen(torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)]))
         self._fills = None
@@ -161,7 +163,8 @@ class GaussianPatchPrior:
                 f"{len(grid.window)}"
             )
         for width, size, extent in zip(grid.window, moments.patch, grid.space, strict=True):
-            if width >= size and width < extent:
+            # A window may cover an axis, if the patch does too.
+            if width > size or width == size < extent:
                 raise ValueError(
                     f"a window of {grid.window} leaves nothing to condition on in an outer patch "
                     f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from captum_pda.priors.conditioning import Conditional, ring_and_window
 from captum_pda.priors.moments import Moments
-from captum_pda.windows import OuterPatchGroup, WindowGrid, block_pixels
+from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
 
 #: Values of operators that are kept between calls (256 MiB in single precision).
 REMEMBERED_VALUES = 2**26
+#: Values of outer patches that are gathered at once.
+RING_VALUES = 2**22
 
 
 @dataclass(frozen=True)
@@ -55,41 +57,69 @@ class GaussianFills:
     ) -> Tensor:
         """Samples (S, N, W, C, *window), or without ``n_samples`` the conditional mean as the only
         one."""
-        dtype = torch.promote_types(inputs.dtype, torch.float32)
-        # Pixels first, channels last: the values of a place stand together, as in the moments.
-        pixels = inputs.detach().flatten(2).transpose(1, 2).to(dtype)
-        n_examples, _, n_channels = pixels.shape
-        fills = pixels.new_empty(
-            n_samples or 1, n_examples, len(grid), math.prod(grid.window), n_channels
-        )
-        patch = tuple(np.minimum(self._moments.patch, grid.space).tolist())
-        for group in grid.outer_patches(patch):
-            ring = self._ring_values(pixels, patch, group, grid)
-            few = group.in_whole_grid < math.prod(grid.window)
-            if n_samples is None and few:
-                values = self._explain_few(ring, self._conditional(patch, group, grid.window))
+        # Autocast is for the model: fills are computed in the precision of the inputs.
+        with torch.autocast(inputs.device.type, enabled=False):
+            dtype = torch.promote_types(inputs.dtype, torch.float32)
+            # Pixels first, channels last: the values of a place stand together, as in the moments.
+            pixels = inputs.detach().flatten(2).transpose(1, 2).to(dtype)
+            n_examples, _, n_channels = pixels.shape
+            fills = pixels.new_empty(
+                n_samples or 1, n_examples, len(grid), math.prod(grid.window), n_channels
+            )
+            patch = tuple(np.minimum(self._moments.patch, grid.space).tolist())
+            for group in grid.outer_patches(patch):
+                self._fill_group(fills, pixels, patch, group, grid, n_samples, generator)
+        shape = (*fills.shape[:3], n_channels, *grid.window)
+        return fills.transpose(3, 4).reshape(shape).to(inputs.dtype)
+
+    def _fill_group(
+        self,
+        fills: Tensor,
+        pixels: Tensor,
+        patch: tuple[int, ...],
+        group: OuterPatchGroup,
+        grid: WindowGrid,
+        n_samples: int | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        """Write the fills of windows at one place of their outer patch."""
+        few = n_samples is None and group.in_whole_grid < math.prod(grid.window)
+        solved = self._conditional(patch, group, grid.window) if few else None
+        at_once = max(1, RING_VALUES // (len(pixels) * math.prod(patch) * pixels.shape[2]))
+        for start in range(0, len(group.members), at_once):
+            some = slice(start, start + at_once)
+            ring = self._ring_values(pixels, patch, group.offset, group.corners[some], grid)
+            if solved is not None:
+                values = self._explain_few(ring, solved)
             else:
                 drawing = n_samples is not None
                 operators = self._operators(pixels, patch, group, grid.window, drawing)
                 deviation = ring - operators.ring_mean.unsqueeze(1)
                 values = operators.window_mean.unsqueeze(1) + deviation @ operators.operator
                 if operators.sample_factor is not None and n_samples is not None:
-                    shape = (n_samples, *values.shape)
-                    noise = torch.randn(shape, generator=generator, dtype=dtype, device=ring.device)
+                    noise = torch.randn(
+                        (n_samples, *values.shape),
+                        generator=generator,
+                        dtype=values.dtype,
+                        device=values.device,
+                    )
                     values = values + noise @ operators.sample_factor.mT
-            members = torch.from_numpy(group.members).to(pixels.device)
+            members = torch.from_numpy(group.members[some]).to(pixels.device)
             values = values.reshape(-1, *values.shape[-3:])
-            fills[:, :, members] = self._ungroup(values, n_examples, n_channels)
-        shape = (*fills.shape[:3], n_channels, *grid.window)
-        return fills.transpose(3, 4).reshape(shape).to(inputs.dtype)
+            fills[:, :, members] = self._ungroup(values, len(pixels), pixels.shape[2])
 
     def _ring_values(
-        self, pixels: Tensor, patch: tuple[int, ...], group: OuterPatchGroup, grid: WindowGrid
+        self,
+        pixels: Tensor,
+        patch: tuple[int, ...],
+        offset: tuple[int, ...],
+        corners: Integers,
+        grid: WindowGrid,
     ) -> Tensor:
-        """What surrounds each window of a group, (groups, N * windows, ring values)."""
-        ring, _ = ring_and_window(patch, group.offset, grid.window)
+        """What surrounds windows in these patches, (groups, N * windows, ring values)."""
+        ring, _ = ring_and_window(patch, offset, grid.window)
         within = torch.from_numpy(np.ravel_multi_index(tuple(ring.T), patch)).to(pixels.device)
-        numbers = block_pixels(group.corners, patch, grid.space, pixels.device)[:, within]
+        numbers = block_pixels(corners, patch, grid.space, pixels.device)[:, within]
         values = pixels[:, numbers].flatten(0, 1)
         return values.flatten(1).unsqueeze(0) if self._moments.joint else values.movedim(2, 0)
 

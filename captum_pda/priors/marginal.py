@@ -40,14 +40,16 @@ class MarginalPrior:
         images = torch.cat(batches)
         # Pixels first, channels last, so that a window's pixel is one run of memory.
         self._images = images.flatten(2).transpose(1, 2).contiguous()
-        self._mean = self._images.double().mean(dim=0)
+        # Apple's graphics cards have no double precision.
+        exact = self._images.cpu() if images.device.type == "mps" else self._images
+        self._mean = exact.mean(dim=0, dtype=torch.float64)
         self._shape = tuple(images.shape[1:])
         return self
 
     def to(self, device: torch.device | str) -> Self:
         """Move the fitted images."""
         images, mean = self._fitted()
-        self._images, self._mean = images.to(device), mean.to(device)
+        self._images, self._mean = images.to(device), mean
         return self
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
@@ -71,7 +73,7 @@ class MarginalPrior:
             generator=generator,
             device=inputs.device,
         )
-        fills = images.to(inputs.device)[chosen, grid.pixels(inputs.device)].transpose(-1, -2)
+        fills = images[chosen, grid.pixels(inputs.device)].transpose(-1, -2)
         return fills.reshape(*fills.shape[:-1], *grid.window).to(inputs.dtype)
 
     def _fitted(self, inputs: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,6 +84,9 @@ class MarginalPrior:
                 f"this MarginalPrior was fitted on images of shape {self._shape}; inputs have "
                 f"shape {tuple(inputs.shape[1:])}"
             )
+        if inputs is not None and self._images.device != inputs.device:
+            # Moved once, not with every chunk of windows.
+            self._images = self._images.to(inputs.device)
         return self._images, self._mean
 
     def __repr__(self) -> str:

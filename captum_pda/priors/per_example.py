@@ -25,9 +25,9 @@ def prior_for(prior: Any, method: str, example: Tensor, grid: WindowGrid) -> Any
     if prior is None:
         patch = tuple(width + 2 * MARGIN for width in grid.window)
         return GaussianPatchPrior(patch).fit(example)
-    if not callable(getattr(prior, method, None)):
+    if isinstance(prior, type) or not callable(getattr(prior, method, None)):
         raise TypeError(
-            f"prior={prior!r} has no method {method}; use a GaussianPatchPrior, MarginalPrior or "
-            "ConstantPrior, or write the method as PatchPrior describes"
+            f"prior={prior!r} is no object with a method {method}; use a GaussianPatchPrior, "
+            "MarginalPrior or ConstantPrior, or write the method as PatchPrior describes"
         )
     return prior

@@ -28,6 +28,9 @@ class StationaryMoments(Moments):
     far from zero, and they add up: over batches, and over two fits.
     """
 
+    #: What ``_by_lag`` has worked out, until something is added.
+    _table: Tensor | None = None
+
     @classmethod
     def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
         moments = super().empty(patch, joint, images)
@@ -46,11 +49,13 @@ class StationaryMoments(Moments):
 
     def update(self, images: Tensor) -> None:
         origin = self.tensors["origin"].reshape(-1, *(1 for _ in self.patch))
+        self._table = None
         at_once = max(1, VALUES_PER_TRANSFORM // images[0].numel())
         for start in range(0, len(images), at_once):
             self._add(images[start : start + at_once] - origin)
 
     def merge(self, other: Self) -> None:
+        self._table = None
         for name, sums in other._about(self.tensors["origin"]).items():
             self.tensors[name] = self.tensors[name] + sums
 
@@ -61,15 +66,15 @@ class StationaryMoments(Moments):
         return means[:, None].expand(-1, len(places))
 
     def covariance(self, first: Integers, second: Integers) -> Tensor:
-        lag = second[None] - first[:, None] + np.subtract(self.patch, 1)
-        flat = np.ravel_multi_index(np.moveaxis(lag, -1, 0), self._lags())
+        # The flat number of a lag is linear in it, so no lag is worked out pair by pair.
+        weights = np.cumprod((1, *self._lags()[:0:-1]))[::-1]
+        flat = (second @ weights)[None] - (first @ weights)[:, None] + math.prod(self._lags()) // 2
         index = torch.from_numpy(flat).to(self.tensors["products"].device)
-        values = self._autocovariance().flatten(-len(self.patch))[..., index]
+        values = self._by_lag()[index]
         if not self.joint:
-            return values
-        channels, rows, columns = len(values), len(first), len(second)
-        blocks = values.permute(2, 0, 3, 1)
-        return blocks.reshape(1, rows * channels, columns * channels)
+            return values.movedim(-1, 0)
+        channels = values.shape[-1]
+        return values.transpose(1, 2).reshape(1, len(first) * channels, len(second) * channels)
 
     def variance(self) -> Tensor:
         variances = self._at_no_lag(self._autocovariance())
@@ -126,6 +131,13 @@ class StationaryMoments(Moments):
             first = second = shift
         crossed = left * second + first * right + first * second * self.tensors["counts"]
         return self.tensors["products"] + crossed
+
+    def _by_lag(self) -> Tensor:
+        """The autocovariance of each lag, (lags, channels[, channels])."""
+        if self._table is None:
+            flat = self._autocovariance().flatten(-len(self.patch))
+            self._table = flat.movedim(-1, 0).contiguous()
+        return self._table
 
     def _autocovariance(self) -> Tensor:
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))

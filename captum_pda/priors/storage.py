@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 FORMAT = "captum_pda prior"
@@ -27,17 +27,18 @@ def save(
 ) -> None:
     """Write a file next to its place, then move it there in one step."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
     if target.exists() and not overwrite:
         raise FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
     header = {"format": FORMAT, "version": str(VERSION), "settings": json.dumps(dict(settings))}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
-        save_file(contiguous, part, metadata=header)
+        part.write_bytes(to_bytes(contiguous, metadata=header))
         os.replace(part, target)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

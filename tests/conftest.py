@@ -1,0 +1,69 @@
+"""Small models and images that the tests share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_pda import EfficientPDA, GradientPDA, SampledPDA
+
+# Tensors here are small: threads would only wait for each other.
+torch.set_num_threads(1)
+
+METHODS = (EfficientPDA, SampledPDA, GradientPDA)
+PERTURBATION_METHODS = (EfficientPDA, SampledPDA)
+
+
+def make_classifier(dims: int = 2, channels: int = 3, classes: int = 4, seed: int = 0) -> nn.Module:
+    """A small smooth classifier of images with 1 to 3 spatial dimensions, in double precision."""
+    torch.manual_seed(seed)
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    pooling = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dims - 1]
+    return (
+        nn.Sequential(
+            convolution(channels, 6, 3, padding=1),
+            nn.Tanh(),
+            pooling(2),
+            nn.Flatten(),
+            nn.Linear(6 * 2**dims, classes),
+        )
+        .double()
+        .eval()
+    )
+
+
+def make_convolutional(classes: int = 4, seed: int = 0) -> nn.Module:
+    """A small classifier of convolutions only, in single precision."""
+    torch.manual_seed(seed)
+    layers = nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, classes, 3), nn.Tanh()
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+def make_images(*shape: int, seed: int = 1) -> Tensor:
+    """Images whose neighbouring pixels resemble each other, in double precision."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    for axis in range(2, len(shape)):
+        images = images + images.roll(1, axis) + 0.5 * images.roll(2, axis)
+    return images
+
+
+@pytest.fixture
+def classifier() -> nn.Module:
+    return make_classifier()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return make_images(2, 3, 9, 11)
+
+
+@pytest.fixture(params=METHODS, ids=lambda method: method.__name__)
+def method(request: pytest.FixtureRequest):
+    return request.param
+
+
+@pytest.fixture(params=PERTURBATION_METHODS, ids=lambda method: method.__name__)
+def perturbation_method(request: pytest.FixtureRequest):
+    return request.param

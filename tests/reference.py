@@ -1,0 +1,324 @@
+"""The published definitions in plain NumPy: slow, obvious, float64, one loop for each "for every".
+
+Written from the paper's pseudo-code, and sharing no code with the library, so that the two can be
+compared. An image is an array (C, *space); a model is a callable on a batch of one double tensor.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+LN2 = np.log(2.0)
+
+# Where the windows and their outer patches lie
+
+
+def window_starts(size, width, stride):
+    """0, s, 2s, ... while the window fits, and a last window moved back to end at the border."""
+    starts = []
+    start = 0
+    while start + width <= size:
+        starts.append(start)
+        start += stride
+    if starts[-1] + width < size:
+        starts.append(size - width)
+    return starts
+
+
+def window_corners(space, window, strides):
+    """The first pixel of every window, in row-major order."""
+    return list(product(*map(window_starts, space, window, strides)))
+
+
+def block(corner, shape):
+    """The index of a box of all channels: image[block(corner, shape)]."""
+    return (slice(None), *(slice(c, c + width) for c, width in zip(corner, shape, strict=True)))
+
+
+def outer_patch(corner, window, patch, space):
+    """Corner and shape of a window's outer patch: centred, then moved inside the image.
+
+    An odd margin has its larger half after the window; a patch larger than the image is cut to it.
+    """
+    corners, shape = [], []
+    for start, width, wanted, size in zip(corner, window, patch, space, strict=True):
+        length = min(wanted, size)
+        centred = start - (length - width) // 2
+        corners.append(min(max(centred, 0), size - length))
+        shape.append(length)
+    return tuple(corners), tuple(shape)
+
+
+# The Gaussian patch prior
+
+
+class PatchGaussian(NamedTuple):
+    """Mean (C, *patch) and covariance (C, *patch, C, *patch) of an outer patch."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+def stationary_mean(images):
+    """The mean of each channel over the pixels of all images."""
+    total, pixels = 0.0, 0
+    for image in images:
+        total = total + image.reshape(len(image), -1).sum(axis=1)
+        pixels += image[0].size
+    return total / pixels
+
+
+def autocovariance(images, patch):
+    """R[h][c, d] = 1/P sum_p (x_c(p) - m_c)(x_d(p + h) - m_d); pixels outside count as nothing."""
+    mean = stationary_mean(images)
+    pixels = sum(image[0].size for image in images)
+    lags = product(*(range(1 - width, width) for width in patch))
+    result = {lag: np.zeros((len(mean), len(mean))) for lag in lags}
+    for image in images:
+        deviation = {
+            p: image[(slice(None), *p)] - mean for p in product(*map(range, image.shape[1:]))
+        }
+        for lag, summed in result.items():
+            for p, here in deviation.items():
+                there = deviation.get(tuple(a + b for a, b in zip(p, lag, strict=True)))
+                if there is not None:
+                    summed += here[:, None] * there[None, :] / pixels
+    return result
+
+
+def stationary_gaussian(images, patch):
+    """Every pixel has its channel's mean; two pixels covary as their distance says."""
+    mean = stationary_mean(images)
+    by_lag = autocovariance(images, patch)
+    channels = len(mean)
+    means = np.zeros((channels, *patch))
+    covariance = np.zeros((channels, *patch, channels, *patch))
+    for p in product(*map(range, patch)):
+        means[(slice(None), *p)] = mean
+        for q in product(*map(range, patch)):
+            lag = tuple(b - a for a, b in zip(p, q, strict=True))
+            covariance[(slice(None), *p, slice(None), *q)] = by_lag[lag]
+    return PatchGaussian(means, covariance)
+
+
+def full_gaussian(images, patch):
+    """Mean and covariance (divided by the count) of patches a quarter of a patch apart."""
+    patches = []
+    for image in images:
+        starts = [
+            range(0, size - width + 1, max(1, width // 4))
+            for size, width in zip(image.shape[1:], patch, strict=True)
+        ]
+        for corner in product(*starts):
+            patches.append(image[block(corner, patch)])
+    mean = sum(patches) / len(patches)
+    covariance = 0.0
+    for one in patches:
+        deviation = (one - mean).ravel()
+        covariance = covariance + deviation[:, None] * deviation[None, :] / len(patches)
+    return PatchGaussian(mean, covariance.reshape(*mean.shape, *mean.shape))
+
+
+def fit_gaussian(images, patch, covariance, channels, regularization):
+    """Fit, then raise the diagonal by ``regularization`` times the mean variance.
+
+    Independent channels have no covariance with each other, and each its own mean variance.
+    """
+    fit = {"stationary": stationary_gaussian, "full": full_gaussian}[covariance]
+    mean, cov = fit(images, patch)
+    n_channels, pixels = len(mean), int(np.prod(patch))
+    matrix = cov.reshape(n_channels, pixels, n_channels, pixels).copy()
+    variance = np.zeros((n_channels, pixels))
+    for c in range(n_channels):
+        for p in range(pixels):
+            variance[c, p] = matrix[c, p, c, p]
+    for c in range(n_channels):
+        for d in range(n_channels):
+            if channels == "independent" and c != d:
+                matrix[c, :, d, :] = 0.0
+        mean_variance = variance[c].mean() if channels == "independent" else variance.mean()
+        for p in range(pixels):
+            matrix[c, p, c, p] += regularization * mean_variance
+    return PatchGaussian(mean, matrix.reshape(cov.shape))
+
+
+def cut_to(gaussian, shape):
+    """The middle part of a patch, for images that are smaller than the patch."""
+    patch = gaussian.mean.shape[1:]
+    corner = tuple((width - own) // 2 for width, own in zip(patch, shape, strict=True))
+    middle = block(corner, shape)
+    return PatchGaussian(gaussian.mean[middle], gaussian.covariance[(*middle, *middle)])
+
+
+def condition(gaussian, x_patch, offset, window):
+    """Mean (C, *window) and covariance (values, values) of a window given the ring around it."""
+    in_window = np.zeros(x_patch.shape, dtype=bool)
+    in_window[block(offset, window)] = True
+    w, r = np.flatnonzero(in_window), np.flatnonzero(~in_window)
+    x, m = x_patch.ravel(), gaussian.mean.ravel()
+    s = gaussian.covariance.reshape(len(m), len(m))
+    s_wr, s_rr = s[np.ix_(w, r)], s[np.ix_(r, r)]
+    mean = m[w] + s_wr @ np.linalg.solve(s_rr, x[r] - m[r])
+    covariance = s[np.ix_(w, w)] - s_wr @ np.linalg.solve(s_rr, s_wr.T)
+    return mean.reshape(len(x_patch), *window), covariance
+
+
+def condition_window(gaussian, image, corner, window):
+    """The same for a window of an image, wherever it lies."""
+    space = image.shape[1:]
+    at, shape = outer_patch(corner, window, gaussian.mean.shape[1:], space)
+    offset = tuple(c - p for c, p in zip(corner, at, strict=True))
+    return condition(cut_to(gaussian, shape), image[block(at, shape)], offset, window)
+
+
+def conditional_means(gaussian, image, window, strides):
+    """The conditional mean of every window, (W, C, *window)."""
+    corners = window_corners(image.shape[1:], window, strides)
+    return np.stack([condition_window(gaussian, image, c, window)[0] for c in corners])
+
+
+# Predictions and measures
+
+
+def logsumexp(values):
+    largest = np.max(values)
+    return largest + np.log(np.sum(np.exp(values - largest)))
+
+
+class Prediction(NamedTuple):
+    """log p(c) and log(1 - p(c)), each without rounding the other away."""
+
+    log_p: float
+    log_not_p: float
+
+
+def read_prediction(outputs, target, output):
+    """What a row of outputs (K,) says of one class; a plain number for raw outputs.
+
+    Several logits go through a softmax and a single one through a sigmoid.
+    """
+    if output == "raw":
+        return outputs[target]
+    if output == "logits" and len(outputs) == 1:
+        z = outputs[0]
+        return Prediction(-np.logaddexp(0.0, -z), -np.logaddexp(0.0, z))
+    if output == "logits":
+        everything, others = logsumexp(outputs), logsumexp(np.delete(outputs, target))
+        return Prediction(outputs[target] - everything, others - everything)
+    return Prediction(np.log(outputs[target]), np.log1p(-outputs[target]))
+
+
+def average_predictions(predictions):
+    """sum_w / S of Algorithm 1: the mean of probabilities, taken in log space; raw as they are."""
+    if not isinstance(predictions[0], Prediction):
+        return sum(predictions) / len(predictions)
+    log_s = np.log(len(predictions))
+    log_p = logsumexp(np.array([prediction.log_p for prediction in predictions])) - log_s
+    log_not_p = logsumexp(np.array([prediction.log_not_p for prediction in predictions])) - log_s
+    return Prediction(log_p, log_not_p)
+
+
+def measured(prediction, measure="weight_of_evidence"):
+    """The quantity whose difference is the evidence; raw values are compared as they are."""
+    if not isinstance(prediction, Prediction):
+        return prediction
+    if measure == "weight_of_evidence":
+        return (prediction.log_p - prediction.log_not_p) / LN2
+    if measure == "probability_difference":
+        return np.exp(prediction.log_p)
+    return {"information_difference": prediction.log_p / LN2}[measure]
+
+
+def predict(model, image, target, output):
+    with torch.no_grad():
+        outputs = model(torch.from_numpy(image.copy())[None])[0]
+    return read_prediction(outputs.numpy().reshape(-1), target, output)
+
+
+def gradient(model, image, target, output, measure):
+    """d measured(prediction) / dx by automatic differentiation."""
+    x = torch.from_numpy(image.copy())[None].requires_grad_()
+    outputs = model(x)[0].reshape(-1)
+    if output == "raw":
+        value = outputs[target]
+    else:
+        if output == "probabilities":
+            log_p, log_not_p = torch.log(outputs[target]), torch.log1p(-outputs[target])
+        else:
+            # A sigmoid is a softmax with a second logit of zero.
+            logits = outputs if len(outputs) > 1 else torch.cat([outputs, torch.zeros(1).double()])
+            others = torch.stack([z for c, z in enumerate(logits) if c != target])
+            everything = torch.logsumexp(logits, 0)
+            log_p = logits[target] - everything
+            log_not_p = torch.logsumexp(others, 0) - everything
+        value = {
+            "weight_of_evidence": (log_p - log_not_p) / LN2,
+            "probability_difference": torch.exp(log_p),
+            "information_difference": log_p / LN2,
+        }[measure]
+    value.backward()
+    return x.grad[0].numpy()
+
+
+# The three algorithms
+
+
+def average_by_counts(values, space, window, strides):
+    """WE / counts: each pixel gets the mean of the values of the windows that cover it."""
+    total, counts = np.zeros(space), np.zeros(space)
+    for value, corner in zip(values, window_corners(space, window, strides), strict=True):
+        covered = block(corner, window)[1:]
+        total[covered] += value
+        counts[covered] += 1
+    return total / counts
+
+
+def replace_each_window(image, fills, window, strides):
+    """Copies x' of the image, each with one window replaced by its fill (W, C, *window)."""
+    corners = window_corners(image.shape[1:], window, strides)
+    for fill, corner in zip(fills, corners, strict=True):
+        perturbed = image.copy()
+        perturbed[block(corner, window)] = fill
+        yield perturbed
+
+
+def sampled_pda(model, image, draws, window, strides, target, output, measure):
+    """Algorithm 1, prediction difference analysis with draws (S, W, C, *window), (*space)."""
+    seen = measured(predict(model, image, target, output), measure)
+    by_sample = [
+        [predict(model, x, target, output) for x in replace_each_window(image, d, window, strides)]
+        for d in draws
+    ]
+    values = []
+    for predictions in zip(*by_sample, strict=True):
+        values.append(seen - measured(average_predictions(predictions), measure))
+    return average_by_counts(values, image.shape[1:], window, strides)
+
+
+def efficient_pda(model, image, means, window, strides, target, output, measure):
+    """Algorithm 2, each window replaced by its conditional mean (W, C, *window), (*space)."""
+    seen = measured(predict(model, image, target, output), measure)
+    values = []
+    for x in replace_each_window(image, means, window, strides):
+        values.append(seen - measured(predict(model, x, target, output), measure))
+    return average_by_counts(values, image.shape[1:], window, strides)
+
+
+def gradient_pda(model, image, means, window, strides, target, output, measure):
+    """Algorithm 3: grad^T (x - x') of each window, (*space)."""
+    grad = gradient(model, image, target, output, measure)
+    values = []
+    for x in replace_each_window(image, means, window, strides):
+        values.append(np.sum(grad * (image - x)))
+    return average_by_counts(values, image.shape[1:], window, strides)
+
+
+def pixelwise_gradient_pda(model, image, means, window, strides, target, output, measure):
+    """R_i = df/dx_i (x_i - x_i'), x_i' the mean of what the windows over i expect, (C, *space)."""
+    total, counts = np.zeros(image.shape), np.zeros(image.shape)
+    for mean, corner in zip(means, window_corners(image.shape[1:], window, strides), strict=True):
+        total[block(corner, window)] += mean
+        counts[block(corner, window)] += 1
+    return gradient(model, image, target, output, measure) * (image - total / counts)

@@ -1,0 +1,173 @@
+"""The user's model, inputs and global state are as they were, after success and after failure."""
+
+import copy
+import functools
+import gc
+
+import pytest
+import torch
+from conftest import make_images
+from torch import nn
+
+from captum_pda import SampledPDA
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5)
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)).eval()
+    model[0].weight.requires_grad_(False)
+    model[6].weight.grad = torch.ones_like(model[6].weight)
+    model[1].train()
+    model.eval()
+    return model
+
+
+def state_of(model: nn.Module, images: torch.Tensor) -> dict:
+    return {
+        "values": copy.deepcopy(model.state_dict()),
+        "identity": [parameter.data_ptr() for parameter in model.parameters()],
+        "objects": [id(parameter) for parameter in model.parameters()],
+        "formats": [parameter.stride() for parameter in model.parameters()],
+        "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
+        "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "hooks": [len(module._forward_hooks) for module in model.modules()],
+        "backward hooks": [len(module._backward_hooks) for module in model.modules()],
+        "random": torch.get_rng_state(),
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "images": images.clone(),
+        "images require grad": images.requires_grad,
+        "images' gradient": images.grad,
+        "images' version": images._version,
+    }
+
+
+def assert_same(before: dict, after: dict) -> None:
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, rtol=0, atol=0, msg=f"{name} changed") if (
+            isinstance(value, torch.Tensor | dict)
+        ) else None
+        if name == "gradients":
+            for old, new in zip(value, after[name], strict=True):
+                assert (old is None) == (new is None)
+                assert old is None or torch.equal(old, new)
+        elif not isinstance(value, torch.Tensor | dict):
+            assert after[name] == value, f"{name} changed"
+
+
+def explain(method, model, images):
+    arguments = {"n_samples": 2} if method is SampledPDA else {}
+    return method(model).attribute(images, target=1, **arguments)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_after_success(method, model, requires_grad):
+    images = make_images(2, 3, 9, 11).float().requires_grad_(requires_grad)
+    before = state_of(model, images)
+    explain(method, model, images)
+    assert_same(before, state_of(model, images))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ZeroDivisionError])
+def test_after_an_exception(method, model, training, error):
+    images = make_images(2, 3, 9, 11).float()
+    if training:
+        model[3].train()
+    calls = []
+
+    def interrupt(*_):
+        calls.append(None)
+        # GradientPDA calls the model once only.
+        if len(calls) >= (1 if method.__name__ == "GradientPDA" else 3):
+            raise error("stop")
+
+    handle = model.register_forward_hook(interrupt)
+    before = state_of(model, images)
+    if training:
+        with pytest.warns(UserWarning, match="training mode"), pytest.raises(error, match="stop"):
+            explain(method, model, images)
+    else:
+        with pytest.raises(error, match="stop"):
+            explain(method, model, images)
+    assert_same(before, state_of(model, images))
+    handle.remove()
+
+
+def test_a_model_in_training_mode_is_explained_in_evaluation_mode(method, model):
+    images = make_images(2, 3, 9, 11).float()
+    expected = explain(method, model, images)
+    model.train()
+    model[1].eval()
+    before = state_of(model, images)
+    with pytest.warns(UserWarning, match=r"model\.eval\(\)"):
+        attributions = explain(method, model, images)
+    torch.testing.assert_close(attributions, expected)
+    assert_same(before, state_of(model, images))
+    with pytest.warns(UserWarning, match=r"model\.eval\(\)"):
+        explain(method, model.forward, images)
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.Hardtanh(inplace=True)])
+def test_models_that_write_into_their_inputs(method, model, first):
+    images = make_images(2, 3, 9, 11).float()
+    extra = torch.ones(2)
+
+    def writes(x, y):
+        return model(first(x)) * y.mul_(2)[:, None]
+
+    def reads(x, y):
+        return model(first(x.clone())) * (2 * y)[:, None]
+
+    before = images.clone()
+    arguments = {"target": 1, "additional_forward_args": extra}
+    attributions = method(writes).attribute(images, **arguments)
+    assert torch.equal(images, before)
+    assert torch.equal(extra, torch.ones(2))
+    torch.testing.assert_close(attributions, method(reads).attribute(images, **arguments))
+
+
+def test_a_partial_of_a_model_in_training_mode_is_noticed_too(method, model):
+    images = make_images(1, 3, 9, 11).float()
+    expected = explain(method, model, images)
+    model.train()
+    with pytest.warns(UserWarning, match="training mode"):
+        attributions = explain(method, functools.partial(model), images)
+    torch.testing.assert_close(attributions, expected)
+    assert model.training
+
+
+def test_a_fresh_wrapper_around_a_model_in_evaluation_mode_is_no_cause_for_alarm(method, model):
+    wrapper = nn.Sequential(model, nn.Identity())
+    assert wrapper.training
+    explain(method, wrapper, make_images(1, 3, 9, 11).float())
+    assert wrapper.training
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_and_frozen_models(method, model):
+    images = make_images(1, 3, 9, 11).float()
+    model[2].inplace = False
+    expected = explain(method, model, images)
+    scripted = torch.jit.script(model)
+    torch.testing.assert_close(explain(method, scripted, images), expected)
+    torch.testing.assert_close(explain(method, torch.jit.freeze(scripted), images), expected)
+
+
+def test_no_tensor_stays_alive(method, model):
+    images = make_images(2, 3, 9, 11).float()
+    explain(method, model, images)
+
+    def tensors_alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    before = tensors_alive()
+    pda = method(model)
+    pda.attribute(images, target=1)
+    assert tensors_alive() == before
