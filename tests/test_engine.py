@@ -229,7 +229,7 @@ def test_the_automatic_batch_size_counts_all_that_goes_into_the_model():
         assert len(x) == len(y) == len(z)
         return x.mean(dim=(1, 2)) + y.mean(dim=(1, 2, 3)) + z.mean(dim=1)
 
-    EfficientPDA(model, output="raw").attribute(
+    EfficientPDA(model, output="raw", engine="dense").attribute(
         (small, large), additional_forward_args=torch.zeros(1, 1000), strides=1
     )
     assert max(sizes) == 2**21 // (16 + 3 * 64 * 64 + 1000)
