@@ -20,7 +20,7 @@ CUDA = torch.device("cuda")
 PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
 
 
-@pytest.fixture(params=["dense"])
+@pytest.fixture(params=["dense", "incremental"])
 def engine(request):
     return request.param
 
