@@ -9,7 +9,7 @@ import torch
 from conftest import make_images
 from torch import nn
 
-from captum_pda import SampledPDA
+from captum_pda import GradientPDA, SampledPDA
 
 
 @pytest.fixture
@@ -159,15 +159,25 @@ def test_scripted_and_frozen_models(method, model):
     torch.testing.assert_close(explain(method, torch.jit.freeze(scripted), images), expected)
 
 
-def test_no_tensor_stays_alive(method, model):
-    images = make_images(2, 3, 9, 11).float()
-    explain(method, model, images)
+@pytest.mark.parametrize("engine", ["dense", "incremental", "auto"])
+def test_no_tensor_stays_alive(perturbation_method, model, engine):
+    assert_no_tensor_stays_alive(lambda: perturbation_method(model, engine=engine))
 
-    def tensors_alive() -> int:
-        gc.collect()
-        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
+def test_no_tensor_stays_alive_after_gradients(model):
+    assert_no_tensor_stays_alive(lambda: GradientPDA(model))
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def assert_no_tensor_stays_alive(make):
+    images = make_images(2, 3, 19, 21).float()
+    make().attribute(images, target=1)  # whatever PyTorch itself keeps from a first time
     before = tensors_alive()
-    pda = method(model)
+    pda = make()
     pda.attribute(images, target=1)
     assert tensors_alive() == before
+    assert pda.get_name()  # still alive itself

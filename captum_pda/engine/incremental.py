@@ -36,20 +36,21 @@ class IncrementalEngine:
                 "and up to 1, or None for exact results"
             )
         self.receptive_field = receptive_field
-        self._last: Run | None = None
+        self._went_dense: dict[str, str] | None = None
 
     @property
     def report(self) -> EngineReport | None:
         """Where the last example went dense."""
-        if self._last is None:
+        if self._went_dense is None:
             return None
-        return EngineReport("incremental", "as asked", goes_dense=dict(self._last.went_dense))
+        return EngineReport("incremental", "as asked", goes_dense=dict(self._went_dense))
 
     def prepare(
         self, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> PreparedIncremental:
         prepared = PreparedIncremental(forward, example, batch_size, self.receptive_field)
-        self._last = prepared.run
+        # Not the run itself, which holds the example's feature maps.
+        self._went_dense = prepared.run.went_dense
         return prepared
 
 
