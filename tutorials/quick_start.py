@@ -27,13 +27,13 @@ photo = crop(torch.from_numpy(skimage.data.coffee().copy()).permute(2, 0, 1))
 image = v2.functional.normalize(photo, [127 / 255] * 3, [128 / 255] * 3).unsqueeze(0)
 
 # Every class from the same forward passes.
-evidence = EfficientPDA(model).evidence(image, strides=6, show_progress=True)
+evidence = EfficientPDA(model).evidence(image, strides=3, show_progress=True)
 print(f"P(espresso) = {evidence.probabilities[0, ESPRESSO]:.3f}")
 print(f"P(cup)      = {evidence.probabilities[0, CUP]:.3f}")
 
 maps = {
     "Sampled PDA, 5 samples\nfor and against espresso": SampledPDA(model).attribute(
-        image, target=ESPRESSO, strides=10, n_samples=5, show_progress=True
+        image, target=ESPRESSO, strides=6, n_samples=5, show_progress=True
     ),
     "Efficient PDA\nfor and against espresso": evidence.attribution(ESPRESSO),
     "Gradient PDA\nfor and against espresso": GradientPDA(model).attribute(image, target=ESPRESSO),
