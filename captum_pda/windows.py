@@ -201,9 +201,15 @@ def block_pixels(
 ) -> Tensor:
     """The flat pixel numbers of blocks of one shape at several corners, (blocks, pixels)."""
     within = np.indices(block).reshape(len(block), -1).T
-    weights = np.cumprod((1, *space[:0:-1]))[::-1]
+    weights = row_major_steps(space)
     flat = (corners @ weights)[:, None] + within @ weights
     return torch.from_numpy(flat).to(device)
+
+
+def row_major_steps(shape: tuple[int, ...]) -> Integers:
+    """How far apart neighbours along each axis are in the flat numbers of a shape's places."""
+    steps: Integers = np.cumprod((1, *shape[:0:-1]))[::-1]
+    return steps
 
 
 def _patch_corners(

@@ -506,6 +506,12 @@ def test_the_empirical_mean_follows_its_generator(images):
         EmpiricalMeanPrior(prior, 0)
 
 
+def test_the_empirical_mean_of_many_large_values_in_half_precision(images):
+    many = EmpiricalMeanPrior(ConstantPrior(-1000.0), 500)
+    fills = many.conditional_mean(images.half(), GRID)
+    torch.testing.assert_close(fills, torch.full_like(fills, -1000.0))
+
+
 def test_every_prior_follows_the_protocol(images):
     for prior in (
         GaussianPatchPrior(5).fit(images),

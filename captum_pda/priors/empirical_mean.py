@@ -41,11 +41,14 @@ class EmpiricalMeanPrior:
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
         generator = host.generator_for(self._seed, grid.first, inputs.device)
-        total = torch.zeros((), dtype=inputs.dtype, device=inputs.device)
+        # A sum of many draws can be beyond half precision.
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        total = torch.zeros((), dtype=dtype, device=inputs.device)
         for start in range(0, self.n_samples, DRAWN_AT_ONCE):
             some = min(DRAWN_AT_ONCE, self.n_samples - start)
-            total = total + self.prior.sample(inputs, grid, some, generator).sum(dim=0)
-        return total / self.n_samples
+            draws = self.prior.sample(inputs, grid, some, generator)
+            total = total + draws.sum(dim=0, dtype=dtype)
+        return (total / self.n_samples).to(inputs.dtype)
 
     def sample(
         self,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from captum_pda.priors.moments import Moments
-from captum_pda.windows import Integers
+from captum_pda.windows import Integers, row_major_steps
 
 #: Values transformed at once.
 VALUES_PER_TRANSFORM = 2**22
@@ -67,8 +66,8 @@ class StationaryMoments(Moments):
 
     def covariance(self, first: Integers, second: Integers) -> Tensor:
         # The flat number of a lag is linear in it, so no lag is worked out pair by pair.
-        weights = np.cumprod((1, *self._lags()[:0:-1]))[::-1]
-        flat = (second @ weights)[None] - (first @ weights)[:, None] + math.prod(self._lags()) // 2
+        steps = row_major_steps(self._lags())
+        flat = (second @ steps)[None] - (first @ steps)[:, None] + math.prod(self._lags()) // 2
         index = torch.from_numpy(flat).to(self.tensors["products"].device)
         values = self._by_lag()[index]
         if not self.joint:
