@@ -13,12 +13,12 @@ with boxes, and "limit" its inverse: what a machine gains that does nothing but 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from captum.attr import Occlusion
+from timing import best_times, seconds
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -55,12 +55,6 @@ def load(name: str, trained: bool = False) -> nn.Module:
 
     options = {"init_weights": False} if name == "googlenet" else {}
     return getattr(models, name)(weights=None, **options).eval()
-
-
-def seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def best_batch_size(model: nn.Module) -> int:
@@ -110,10 +104,7 @@ def row(name: str, stride: int, rounds: int, occlusion: bool, dense: bool) -> No
             strides=(3, stride, stride),
             perturbations_per_eval=rows,
         )
-    best = {name: float("inf") for name in runs}
-    for _ in range(rounds):
-        for kind, run in runs.items():
-            best[kind] = min(best[kind], seconds(run))
+    best = best_times(runs, rounds)
     n_windows = len(range(0, SIZE - WINDOW, 10)) + 1
     with torch.no_grad():
         whole = multiply_adds(lambda: model(image))
