@@ -26,7 +26,7 @@ class IncrementalEngine:
     Args:
         receptive_field: None is exact. A share of the feature maps' extent, such as 0.5, keeps only
             the central part of boxes that are larger: faster, and close, since what is far from a
-            window hardly depends on it.
+            window hardly depends on it. Maps of up to 8 places along an axis are not cut.
     """
 
     def __init__(self, receptive_field: float | None = None) -> None:
@@ -118,7 +118,7 @@ class PreparedIncremental:
 
     def _rows(self) -> int:
         """More copies than the dense engine's, since calls on boxes are over sooner."""
-        return self._batch_size.rows_for(self._example, times=3)
+        return self._batch_size.rows_for(self._example, times=3 if self.run.share is None else 6)
 
     def _where_dense(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self.run.went_dense.items())

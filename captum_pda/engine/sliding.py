@@ -50,7 +50,7 @@ def spans_after(
         for slide, span, size in zip(slides, x.spans, sizes, strict=True)
     )
     share = math.prod(span.length / span.size for span in spans)
-    if share >= NEARLY_WHOLE and run.share is None:
+    if share >= NEARLY_WHOLE:
         return tuple(Span.whole(size, x.n_copies) for size in sizes)
     return spans
 

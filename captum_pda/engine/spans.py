@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: Maps of up to this many places along an axis are not cut: there every place sees a large part of
+#: the image, and little would be saved.
+COARSE = 8
+
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -40,10 +44,10 @@ class Span:
     def of(
         cls, size: int, low: Integers, high: Integers, centre: Floats, share: float | None = None
     ) -> Span:
-        """A span inside the map, of at least one place, cut to a share of the map if asked."""
+        """A span inside the map, of at least one place, cut to a share of a fine map if asked."""
         low = np.clip(low, 0, size - 1)
         high = np.clip(high, low + 1, size)
-        if share is not None:
+        if share is not None and size > COARSE:
             longest = max(1, math.ceil(share * size))
             first = np.ceil(centre - longest / 2).astype(np.int64)
             cut = high - low > longest
