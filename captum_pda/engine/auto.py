@@ -18,11 +18,11 @@ from captum_pda.warn import warn_user
 from captum_pda.windows import WindowGrid
 
 #: Windows that both engines run, to be compared.
-PROBED = 8
+PROBED = 6
 #: Windows on which the incremental engine is timed, since its calls cost time for few copies too.
-TIMED = 24
+TIMED = 18
 #: Fewer copies than this are done sooner than a probe pays.
-WORTH_A_PROBE = 12 * PROBED
+WORTH_A_PROBE = 16 * PROBED
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
 #: Differences of this many units of rounding are no surprise; half precision is coarse enough.

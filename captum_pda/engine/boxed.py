@@ -75,7 +75,7 @@ class Boxed:
             raise ValueError("boxes that cover the map keep no unperturbed map")
         return self.base
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the maps in full."""
         shape = list(self._values.shape)

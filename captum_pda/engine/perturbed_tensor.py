@@ -62,7 +62,7 @@ class PerturbedTensor(Tensor):
             run = tensors[0].run
             if any(isinstance(tensor.held, Boxed) for tensor in tensors):
                 try:
-                    return _incrementally(run, func, args, kwargs)
+                    return _incrementally(run, func, args, kwargs, tensors)
                 except GoDense as reason:
                     run.went_dense.setdefault(_name(func), str(reason))
             return _densely(run, func, args, kwargs)
@@ -82,7 +82,11 @@ class PerturbedTensor(Tensor):
 
 
 def _incrementally(
-    run: Run, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    run: Run,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: list[PerturbedTensor],
 ) -> Any:
     """Apply the rule of a function to what the perturbed tensors hold."""
     twin = IN_PLACE.get(func, func)
@@ -94,7 +98,7 @@ def _incrementally(
     if "out" in kwargs or (in_place and not isinstance(args[0], PerturbedTensor)):
         raise GoDense("it writes into another tensor")
     held = _replace((args, kwargs), lambda tensor: tensor.held)
-    if any(not isinstance(tensor.held, Boxed) for tensor in _perturbed((args, kwargs))):
+    if any(not isinstance(tensor.held, Boxed) for tensor in tensors):
         raise GoDense("another operand is dense")
     result = rule(run, twin, *held[0], **held[1])
     run.saved_work = run.saved_work or rule in SAVING
@@ -104,7 +108,7 @@ def _incrementally(
         return args[0]
     wrapped = _wrap(run, result)
     if rule in ALIASING:
-        for tensor in _perturbed((args, wrapped)):
+        for tensor in (*tensors, *_perturbed(wrapped)):
             tensor.aliased = True
     return wrapped
 
@@ -173,11 +177,13 @@ def _perturbed(tree: Any) -> Iterator[PerturbedTensor]:
     """The perturbed tensors among arguments."""
     if isinstance(tree, PerturbedTensor):
         yield tree
-    elif isinstance(tree, tuple | list):
-        for branch in tree:
-            yield from _perturbed(branch)
-    elif isinstance(tree, dict):
-        yield from _perturbed(tuple(tree.values()))
+    elif isinstance(tree, tuple | list | dict):
+        for branch in tree.values() if isinstance(tree, dict) else tree:
+            # Most arguments are plain numbers, and every call of the model comes through here.
+            if isinstance(branch, PerturbedTensor):
+                yield branch
+            elif isinstance(branch, tuple | list | dict):
+                yield from _perturbed(branch)
 
 
 def _replace(tree: Any, change: Callable[[PerturbedTensor], Any]) -> Any:
