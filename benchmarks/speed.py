@@ -4,6 +4,7 @@
     python benchmarks/speed.py --networks resnet18 --stride 2 --skip-occlusion
     python benchmarks/speed.py --receptive-field      # the approximate mode on photos
     python benchmarks/speed.py --paper                # against sampling window by window
+    python benchmarks/speed.py --profile              # where the incremental engine's time goes
 
 All times of a row are taken alternately in one run; the best of ``--rounds`` counts. Networks are
 untrained, which changes no time. "multiply-adds" is the share of the dense engine's that are done
@@ -139,6 +140,43 @@ def table(arguments: argparse.Namespace) -> None:
         )
 
 
+#: What the operations of a profile are about.
+KINDS = {
+    "multiplying": "convolution conv2d mm bmm addmm baddbmm",
+    "copying": "index_select cat copy_ fill_ constant_pad_nd index_fill_",
+    "number by number": "add add_ sub mul addcmul clamp clamp_ clamp_min clamp_min_ batch_norm "
+    "hardtanh_ relu_ max_pool2d_with_indices avg_pool2d",
+}
+
+
+def where_the_time_goes(names: list[str]) -> None:
+    """Shares of the incremental engine's time by kind of operation, from one profile each."""
+    print("| network | " + " | ".join(KINDS) + " | calls and the rest |")
+    print("| --- " * (2 + len(KINDS)) + "|")
+    image = torch.randn(1, 3, SIZE, SIZE)
+    for name in names:
+        model = load(name)
+        run = partial(explain, model, image, 10, "incremental")
+        whole = min(seconds(run) for _ in range(3))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            run()
+        spent = dict.fromkeys(KINDS, 0.0)
+        for event in profile.key_averages():
+            for kind, words in KINDS.items():
+                if _operation(event.key) in words.split():
+                    spent[kind] += event.self_cpu_time_total / 1e6
+        shares = [spent[kind] / whole for kind in KINDS]
+        cells = [name, *(f"{share:.2f}" for share in (*shares, max(0.0, 1 - sum(shares))))]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _operation(name: str) -> str:
+    """The name of an operation without its library's and its kernel's."""
+    for affix in ("aten::", "mkldnn_", "_slow_", "native_"):
+        name = name.removeprefix(affix)
+    return name.removesuffix("_forward")
+
+
 def photos() -> dict[str, Tensor]:
     from skimage import data, transform
 
@@ -216,9 +254,12 @@ if __name__ == "__main__":
     parser.add_argument("--skip-dense", action="store_true")
     parser.add_argument("--receptive-field", action="store_true")
     parser.add_argument("--paper", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     chosen = parser.parse_args()
     if chosen.receptive_field:
         receptive_field(chosen.stride, chosen.rounds)
+    elif chosen.profile:
+        where_the_time_goes(chosen.networks)
     elif chosen.paper:
         paper_baseline()
     else:
