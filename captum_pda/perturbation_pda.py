@@ -117,12 +117,12 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 perturbations_per_eval,
                 self.get_name() if show_progress else None,
             )
-        for scores in scores_without:
-            readout.check_saturation(scores)
+        scores = read_unperturbed(readout, outputs, columns)
+        readout.check_saturation(scores, *scores_without)
         return WindowEvidence(
             tensors,
             grids,
-            read_unperturbed(readout, outputs, columns),
+            scores,
             scores_without,
             shape if every else (),
             self.output,

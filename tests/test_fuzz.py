@@ -215,7 +215,7 @@ def runs_in_half_precision(task: Task) -> bool:
     """Whether PyTorch can: not all of its functions have been written for it."""
     model, inputs, scale, _ = make_model(task)
     try:
-        model(*(tensor.requires_grad_() for tensor in inputs), scale).sum().backward()
+        model(*(tensor.requires_grad_().clone() for tensor in inputs), scale).sum().backward()
     except (NotImplementedError, RuntimeError):
         return False
     return True
@@ -316,8 +316,9 @@ class OracleModel:
         self.sensitivity = 1.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        arguments = list(self.arguments)
-        arguments[self.position] = x.to(self.task.dtype)
+        # Copies, since a network may write into its input.
+        arguments = [argument.clone() for argument in self.arguments]
+        arguments[self.position] = x.to(self.task.dtype).clone()
         outputs = self.model(*arguments)
         outputs = outputs.reshape(1, outputs.shape[1], -1)[..., self.place].double()
         seen = outputs.detach()
