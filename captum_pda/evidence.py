@@ -85,6 +85,20 @@ class WindowEvidence:
         """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
         return self._maps(self.window_values(target))
 
+    def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The map of a run that was stopped: each pixel has the mean of the finished windows that
+        cover it, and NaN where there is none."""
+        values = self.window_values(target)
+        each = values if isinstance(values, tuple) else (values,)
+        return format_output(
+            self.is_tuple,
+            tuple(
+                to_attribution(value.nan_to_num(0, 0, 0), grid, tensor)
+                / to_attribution(value.isfinite().to(value.dtype), grid, tensor)
+                for value, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
+            ),
+        )
+
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
         """How many contents of each window the model has seen, (N, W)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +13,14 @@ from torch import Tensor
 from captum_pda import host
 from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
 from captum_pda.engine import Engine, EngineReport, engine_for
-from captum_pda.errors import NonFiniteOutputError
+from captum_pda.errors import NonFiniteOutputError, carry
 from captum_pda.evidence import WindowEvidence
 from captum_pda.inputs import check_choice, check_count, check_inputs
 from captum_pda.measures import check_measure
 from captum_pda.model_call import ModelCall, evaluation_mode
 from captum_pda.pipeline import Fill, read_unperturbed, scores_without_windows
 from captum_pda.priors import PatchPrior, prior_for
+from captum_pda.sampled_scores import SampledScores
 from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
 from captum_pda.targets import target_columns, watched_columns
@@ -44,6 +46,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
+
+    Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
+    what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
+    ``evidence`` a WindowEvidence with NaN for the others.
     """
 
     #: The prior's method that this algorithm calls.
@@ -100,11 +106,14 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
         with evaluation_mode(self.forward_func):
             # Not in inference mode: what a model caches in its first pass must stay usable.
+            start = time.perf_counter()
             with torch.no_grad():
                 outputs = call.unperturbed()
             shape = tuple(outputs.shape[1:])
             columns = None if every else target_columns(target, len(outputs), shape)
             readout = Readout.of(self.output, outputs)
+            # Reading the outputs has waited for the device.
+            seconds_a_pass = (time.perf_counter() - start) / len(outputs)
             scores = read_unperturbed(readout, outputs, columns)
             stopping = None
             if tolerance is not None:
@@ -112,36 +121,54 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 if every:
                     bounded = watched_columns(tolerance_target, scores, shape, self.output)
                 stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
-            sampled = scores_without_windows(
-                call,
-                tensors,
-                grids,
-                lambda example, grid: draw(
-                    prior_for(self.prior, self._needs, example, grid), example
-                ),
-                self.engine,
-                readout,
-                columns,
-                math.prod(shape) if every else 1,
-                n_samples,
-                perturbations_per_eval,
-                self.get_name() if show_progress else None,
-                every and n_samples > 1,
-                stopping,
-            )
-        readout.check_saturation(scores, *(part.scores for part in sampled))
-        return WindowEvidence(
-            tensors,
-            grids,
-            scores,
-            tuple(part.scores for part in sampled),
-            shape if every else (),
-            self.output,
-            self.measure,
-            isinstance(inputs, tuple),
-            tuple(part.errors for part in sampled if part.errors is not None),
-            tuple(part.n_drawn for part in sampled),
-        )
+            known: dict[int, SampledScores] = {}
+
+            def evidence() -> WindowEvidence:
+                example = next(iter(known.values()))
+                sampled = [
+                    known.get(n) or SampledScores.none_yet(example, len(outputs), len(grid))
+                    for n, grid in enumerate(grids)
+                ]
+                return WindowEvidence(
+                    tensors,
+                    grids,
+                    scores,
+                    tuple(part.scores for part in sampled),
+                    shape if every else (),
+                    self.output,
+                    self.measure,
+                    isinstance(inputs, tuple),
+                    tuple(part.errors for part in sampled if part.errors is not None),
+                    tuple(part.n_drawn for part in sampled),
+                )
+
+            try:
+                for position, so_far in scores_without_windows(
+                    call,
+                    tensors,
+                    grids,
+                    lambda example, grid: draw(
+                        prior_for(self.prior, self._needs, example, grid), example
+                    ),
+                    self.engine,
+                    readout,
+                    columns,
+                    math.prod(shape) if every else 1,
+                    n_samples,
+                    perturbations_per_eval,
+                    self.get_name() if show_progress else None,
+                    seconds_a_pass,
+                    every and n_samples > 1,
+                    stopping,
+                ):
+                    known[position] = so_far
+            except BaseException as error:
+                if known:
+                    unfinished = evidence()
+                    carry(error, unfinished if every else unfinished.partial_attribution())
+                raise
+        readout.check_saturation(scores, *(part.scores for part in known.values()))
+        return evidence()
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
