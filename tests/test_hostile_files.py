@@ -221,14 +221,16 @@ MOMENTS = {
         "asymmetric counts": (lambda t: t["counts"][0].mul_(0), "symmetric"),
         "no pixels": (lambda t: t["counts"].zero_(), "no pixels"),
         "negative counts": (lambda t: t["counts"].neg_(), "no pixels"),
-        "counts below none": (lambda t: t.update(counts=t["counts"] - 50), "."),
-        "more pairs than pixels": (lambda t: t["counts"][..., 4].mul_(9), "."),
+        "counts below none": (lambda t: t.update(counts=t["counts"] - 100), "pairs"),
+        "more pairs than pixels": (
+            lambda t: (t["counts"][0].mul_(9), t["counts"][-1].mul_(9)),
+            "pairs",
+        ),
         "negative variances": (lambda t: t["products"].neg_(), "indefinite"),
         "an indefinite covariance": (
             lambda t: t["products"][..., 3:6].copy_(t["products"][..., 3:6].flip(-1).neg() * 9),
             "indefinite|symmetric",
         ),
-        "products beyond all numbers": (lambda t: t["products"].fill_(1e308), "."),
     },
     "full": {
         "NaN": (lambda t: t["scatter"].fill_(torch.nan), "NaN"),
