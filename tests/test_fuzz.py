@@ -459,7 +459,7 @@ def run(task: Task) -> None:
         check(task, monkeypatch)
 
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "deadline": None,
     "database": None,
     "suppress_health_check": list(HealthCheck),

@@ -12,8 +12,9 @@ def test_promised_versions_are_the_tested_ones():
     _, _, after = PROJECT.read_text().partition("\ndependencies = [")
     dependencies, _, rest = after.partition("]")
     promised = re.findall(r'"([\w-]+)>=([\d.]+)"', dependencies)
-    promised += re.findall(r'"(torchvision)>=([\d.]+)"', rest)[:1]  # goes with torch
-    assert len(promised) > 5
+    # What the command and the tests need besides.
+    promised += re.findall(r'"(pillow|scikit-image|torchvision)>=([\d.]+)"', rest)
+    assert len(promised) > 8
     assert {name: version.removesuffix(".0") for name, version in pinned} == {
         name: version.removesuffix(".0") for name, version in promised
     }

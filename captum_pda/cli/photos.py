@@ -12,9 +12,24 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from captum_pda.cli.errors import CommandError, one_line
 
+#: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
+#: file is run by Ghostscript.
+FORMATS = (
+    "AVIF",
+    "BMP",
+    "GIF",
+    "JPEG",
+    "JPEG2000",
+    "MPO",
+    "PNG",
+    "PPM",
+    "TGA",
+    "TIFF",
+    "WEBP",
+)
 #: A photo of more pixels is read at a smaller size where its format can, and refused otherwise: a
 #: file of a few kilobytes can claim to be larger than the memory.
-MAX_PIXELS = 2**28
+MAX_PIXELS = 2**27
 
 
 def load_photo(path: Path) -> Image.Image:
@@ -33,7 +48,7 @@ def load_photo(path: Path) -> Image.Image:
         with warnings.catch_warnings():
             # The size is checked below; other warnings are about metadata that is not used.
             warnings.simplefilter("ignore")
-            with _unlimited_size(), Image.open(path) as image:
+            with _unlimited_size(), Image.open(path, formats=_formats()) as image:
                 _check_size(path, image)
                 return to_rgb(ImageOps.exif_transpose(image))
     except (CommandError, MemoryError):
@@ -48,13 +63,18 @@ def load_photo(path: Path) -> Image.Image:
         ) from error
 
 
+def _formats() -> list[str]:
+    """The formats of photos that this Pillow can read."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
 def find_photos(folder: Path) -> list[Path]:
     """All files in a folder and its subfolders whose name ends as a photo's does, in order."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
-    Image.init()
     readable = {
-        ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN
+        ending for ending, kind in Image.registered_extensions().items() if kind in _formats()
     }
     found = sorted(
         path
