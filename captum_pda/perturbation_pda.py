@@ -105,8 +105,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
         with evaluation_mode(self.forward_func):
-            # Not in inference mode: what a model caches in its first pass must stay usable.
             start = time.perf_counter()
+            # Not in inference mode: what a model caches in its first pass must stay usable.
             with torch.no_grad():
                 outputs = call.unperturbed()
             shape = tuple(outputs.shape[1:])
