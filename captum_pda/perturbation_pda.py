@@ -24,7 +24,8 @@ from captum_pda.sampled_scores import SampledScores
 from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
 from captum_pda.targets import target_columns, watched_columns
-from captum_pda.window_arguments import Extents, make_grids
+from captum_pda.window_arguments import Extents, given_grids, make_grids
+from captum_pda.windows import WindowGrid
 
 #: Makes the fills of windows from a prior and the example they lie in.
 DrawFills = Callable[[Any, Tensor], Fill]
@@ -94,13 +95,17 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         *,
         draw: DrawFills,
         every: bool = False,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         n_samples: int = 1,
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
     ) -> WindowEvidence:
         """Evidence for every output, or (as the only column) for each example's target."""
         tensors = check_inputs(inputs)
-        grids = make_grids(tensors, sliding_window_shapes, strides)
+        if windows is None:
+            grids = make_grids(tensors, sliding_window_shapes, strides)
+        else:
+            grids = given_grids(tensors, windows)
         if perturbations_per_eval is not None:
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
@@ -119,7 +124,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             if tolerance is not None:
                 bounded = [0] * len(scores)
                 if every:
-                    bounded = watched_columns(tolerance_target, scores, shape, self.output)
+                    bounded = watched_columns(
+                        tolerance_target, scores, shape, self.output, "tolerance_target"
+                    )
                 stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
             known: dict[int, SampledScores] = {}
 
@@ -167,6 +174,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     unfinished = evidence()
                     carry(error, unfinished if every else unfinished.partial_attribution())
                 raise
+        if not known:
+            raise ValueError("windows has no windows; pick at least one")
         readout.check_saturation(scores, *(part.scores for part in known.values()))
         return evidence()
 
