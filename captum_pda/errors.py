@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class NotFittedError(ValueError):
     """A prior was asked for fills before it was fitted."""
@@ -21,3 +23,10 @@ class NonFiniteOutputError(ValueError):
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
+
+
+def carry(error: BaseException, result: object) -> None:
+    """Let whatever stopped a run carry what was finished by then, as its ``result``."""
+    error.result = result  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 11):
+        error.add_note("what was finished by then is in this exception's .result")

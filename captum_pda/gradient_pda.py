@@ -130,6 +130,8 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             columns = target_columns(target, len(outputs), tuple(outputs.shape[1:]))
             readout = Readout.of(self.output, outputs.detach())
             scores = read_unperturbed(readout, outputs, columns)
+            # Where a probability was rounded, its slope is lost: the map would be blank.
+            readout.check_saturation(scores.detach())
             return measure_for(self.output, self.measure)(scores).squeeze(1)
 
         additional = format_additional_forward_args(additional_forward_args)

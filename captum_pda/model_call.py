@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -117,21 +119,44 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
     while isinstance(forward_func, partial):
         forward_func = forward_func.func
     owner = getattr(forward_func, "__self__", forward_func)
-    modules = owner.modules() if isinstance(owner, nn.Module) else ()
-    training = [module for module in modules if getattr(module, "training", False)]
-    if any(_differs_in_training(module) for module in training):
-        warn_user(
-            "the model is in training mode, where its predictions are random or depend on their "
-            "batch; it is explained in evaluation mode and put back after. Call model.eval() first "
-            "to silence this."
-        )
+    modules = tuple(owner.modules()) if isinstance(owner, nn.Module) else ()
+    borrowed = _borrow(modules)
     try:
-        for module in training:
-            module.training = False
+        if any(_differs_in_training(module) for module in borrowed):
+            warn_user(
+                "the model is in training mode, where its predictions are random or depend on "
+                "their batch; it is explained in evaluation mode and put back after. Call "
+                "model.eval() first to silence this."
+            )
         yield
     finally:
-        for module in training:
-            module.training = True
+        _give_back(borrowed)
+
+
+#: Modules that are in evaluation mode for as long as someone explains their model, and by how many:
+#: threads may share a model, and the last one puts it back.
+_borrowers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _borrow(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Put modules into evaluation mode, and return those that were not left so by the user."""
+    with _lock:
+        borrowed = [m for m in modules if m in _borrowers or getattr(m, "training", False)]
+        for module in borrowed:
+            _borrowers[module] = _borrowers.get(module, 0) + 1
+            module.training = False
+    return borrowed
+
+
+def _give_back(modules: Iterable[nn.Module]) -> None:
+    """Put modules back into training mode, unless someone else still needs them as they are."""
+    with _lock:
+        for module in modules:
+            _borrowers[module] -= 1
+            if _borrowers[module] == 0:
+                del _borrowers[module]
+                module.training = True
 
 
 def _differs_in_training(module: nn.Module) -> bool:

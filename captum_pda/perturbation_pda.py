@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,16 +13,19 @@ from torch import Tensor
 from captum_pda import host
 from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
 from captum_pda.engine import Engine, EngineReport, engine_for
-from captum_pda.errors import NonFiniteOutputError
+from captum_pda.errors import NonFiniteOutputError, carry
 from captum_pda.evidence import WindowEvidence
 from captum_pda.inputs import check_choice, check_count, check_inputs
 from captum_pda.measures import check_measure
 from captum_pda.model_call import ModelCall, evaluation_mode
 from captum_pda.pipeline import Fill, read_unperturbed, scores_without_windows
 from captum_pda.priors import PatchPrior, prior_for
+from captum_pda.sampled_scores import SampledScores
+from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
-from captum_pda.targets import target_columns
-from captum_pda.window_arguments import Extents, make_grids
+from captum_pda.targets import target_columns, watched_columns
+from captum_pda.window_arguments import Extents, given_grids, make_grids
+from captum_pda.windows import WindowGrid
 
 #: Makes the fills of windows from a prior and the example they lie in.
 DrawFills = Callable[[Any, Tensor], Fill]
@@ -43,6 +47,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
+
+    Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
+    what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
+    ``evidence`` a WindowEvidence with NaN for the others.
     """
 
     #: The prior's method that this algorithm calls.
@@ -87,48 +95,89 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         *,
         draw: DrawFills,
         every: bool = False,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         n_samples: int = 1,
+        tolerance: float | None = None,
+        tolerance_target: TargetType = None,
     ) -> WindowEvidence:
         """Evidence for every output, or (as the only column) for each example's target."""
         tensors = check_inputs(inputs)
-        grids = make_grids(tensors, sliding_window_shapes, strides)
+        if windows is None:
+            grids = make_grids(tensors, sliding_window_shapes, strides)
+        else:
+            grids = given_grids(tensors, windows)
         if perturbations_per_eval is not None:
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
         with evaluation_mode(self.forward_func):
+            start = time.perf_counter()
             # Not in inference mode: what a model caches in its first pass must stay usable.
             with torch.no_grad():
                 outputs = call.unperturbed()
             shape = tuple(outputs.shape[1:])
             columns = None if every else target_columns(target, len(outputs), shape)
             readout = Readout.of(self.output, outputs)
-            scores_without = scores_without_windows(
-                call,
-                tensors,
-                grids,
-                lambda example, grid: draw(
-                    prior_for(self.prior, self._needs, example, grid), example
-                ),
-                self.engine,
-                readout,
-                columns,
-                math.prod(shape) if every else 1,
-                n_samples,
-                perturbations_per_eval,
-                self.get_name() if show_progress else None,
-            )
-        for scores in scores_without:
-            readout.check_saturation(scores)
-        return WindowEvidence(
-            tensors,
-            grids,
-            read_unperturbed(readout, outputs, columns),
-            scores_without,
-            shape if every else (),
-            self.output,
-            self.measure,
-            isinstance(inputs, tuple),
-        )
+            # Reading the outputs has waited for the device.
+            seconds_a_pass = (time.perf_counter() - start) / len(outputs)
+            scores = read_unperturbed(readout, outputs, columns)
+            stopping = None
+            if tolerance is not None:
+                bounded = [0] * len(scores)
+                if every:
+                    bounded = watched_columns(
+                        tolerance_target, scores, shape, self.output, "tolerance_target"
+                    )
+                stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
+            known: dict[int, SampledScores] = {}
+
+            def evidence() -> WindowEvidence:
+                example = next(iter(known.values()))
+                sampled = [
+                    known.get(n) or SampledScores.none_yet(example, len(outputs), len(grid))
+                    for n, grid in enumerate(grids)
+                ]
+                return WindowEvidence(
+                    tensors,
+                    grids,
+                    scores,
+                    tuple(part.scores for part in sampled),
+                    shape if every else (),
+                    self.output,
+                    self.measure,
+                    isinstance(inputs, tuple),
+                    tuple(part.errors for part in sampled if part.errors is not None),
+                    tuple(part.n_drawn for part in sampled),
+                )
+
+            try:
+                for position, so_far in scores_without_windows(
+                    call,
+                    tensors,
+                    grids,
+                    lambda example, grid: draw(
+                        prior_for(self.prior, self._needs, example, grid), example
+                    ),
+                    self.engine,
+                    readout,
+                    columns,
+                    math.prod(shape) if every else 1,
+                    n_samples,
+                    perturbations_per_eval,
+                    self.get_name() if show_progress else None,
+                    seconds_a_pass,
+                    every and n_samples > 1,
+                    stopping,
+                ):
+                    known[position] = so_far
+            except BaseException as error:
+                if known:
+                    unfinished = evidence()
+                    carry(error, unfinished if every else unfinished.partial_attribution())
+                raise
+        if not known:
+            raise ValueError("windows has no windows; pick at least one")
+        readout.check_saturation(scores, *(part.scores for part in known.values()))
+        return evidence()
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:

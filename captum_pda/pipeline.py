@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from captum_pda.engine import BatchSize, Engine, PreparedEngine
 from captum_pda.engine.protocol import Advance, Read
-from captum_pda.measures import marginalise
 from captum_pda.model_call import ModelCall
+from captum_pda.progress import ProgressBar
+from captum_pda.sampled_scores import Enough, SampledScores, sample_scores
+from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import Readout
 from captum_pda.windows import WindowGrid
 
@@ -37,7 +39,10 @@ def scores_without_windows(
     n_samples: int,
     perturbations_per_eval: int | None,
     progress: str | None,
-) -> tuple[Tensor, ...]:
+    seconds_a_pass: float,
+    keep_errors: bool = False,
+    stopping: StoppingRule | None = None,
+) -> Iterator[tuple[int, SampledScores]]:
     """Run the model without each window, one example and one tensor at a time.
 
     Args:
@@ -49,25 +54,29 @@ def scores_without_windows(
         readout: how to read its outputs.
         columns: each example's output column; None keeps all columns.
         n_columns: how many columns are kept.
-        n_samples: how many fills a window has.
+        n_samples: how many fills a window has; with ``stopping``, at most.
         perturbations_per_eval: copies in a batch, None for an automatic choice.
         progress: the title of a progress bar, or None for no bar.
+        seconds_a_pass: about how long the model takes for one copy.
+        keep_errors: whether to keep the standard error of each score as well.
+        stopping: when a window has fills enough; None runs all of them.
 
     Returns:
-        The scores of every window marginalised over its fills, (N, W, columns) a tensor.
+        Whenever some windows are finished, the number of their tensor and all that is known of it
+        so far: the scores of every window marginalised over its fills, (N, W, columns), and NaN
+        for those still to come. So nothing is lost when something stops the run.
     """
     n_examples = len(inputs[0])
     total = n_examples * n_samples * sum(len(grid) for grid in grids)
     batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
-    results = []
-    with tqdm(total=total, desc=progress, disable=progress is None, unit="pass") as bar:
+    with ProgressBar(total, progress, seconds_a_pass) as bar:
         for position, (tensor, grid) in enumerate(zip(inputs, grids, strict=True)):
-            of_tensor = []
+            known: SampledScores | None = None
             for number in range(n_examples):
                 example = tensor[number : number + 1]
                 fill = fill_for(example, grid)
                 prepared = engine.prepare(call.for_example(number, position), example, batch_size)
-                parts = _example_scores(
+                for windows, part in _example_scores(
                     prepared,
                     example,
                     grid,
@@ -76,10 +85,13 @@ def scores_without_windows(
                     _reader(readout, columns, number),
                     n_columns,
                     bar.update,
-                )
-                of_tensor.append(torch.cat([marginalise(part, readout.output) for part in parts]))
-            results.append(torch.stack(of_tensor))
-    return tuple(results)
+                    readout.output,
+                    keep_errors,
+                    partial(stopping.enough, number) if stopping else None,
+                ):
+                    known = known or SampledScores.none_yet(part, n_examples, len(grid))
+                    known.put(number, windows, part)
+                    yield position, known
 
 
 def _example_scores(
@@ -91,14 +103,29 @@ def _example_scores(
     read: Read,
     n_columns: int,
     advance: Advance,
-) -> Iterator[Tensor]:
-    """The scores of one example's windows (S, W, columns), some windows at a time."""
+    output: str,
+    keep_errors: bool,
+    enough: Enough | None,
+) -> Iterator[tuple[Tensor, SampledScores]]:
+    """The scores of one example's windows, some windows at a time, with their numbers."""
     at_once = max(1, VALUES_PER_CHUNK // (n_samples * n_columns))
+    first = 0
     for chunk in fill_chunks(grid, example.shape[1], n_samples):
         fills = check_fills(fill(chunk), example, chunk, n_samples)
         for start in range(0, len(chunk), at_once):
             some = slice(start, start + at_once)
-            yield prepared.scores(chunk[some], fills[:, some], read, advance)
+            for windows, part in sample_scores(
+                prepared,
+                chunk[some],
+                fills[:, some],
+                read,
+                advance,
+                output,
+                keep_errors,
+                enough,
+            ):
+                yield windows + (first + start), part
+        first += len(chunk)
 
 
 def fill_chunks(grid: WindowGrid, n_channels: int, n_samples: int = 1) -> Iterator[WindowGrid]:

@@ -95,18 +95,21 @@ class Readout:
             return _probability_odds(value, total, outputs.dtype)
         return value
 
-    def check_saturation(self, scores: Tensor) -> None:
+    def check_saturation(self, *scores: Tensor) -> None:
         """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
         if self.output != "probabilities":
             return
-        smallest, half_a_unit = _smallest(self.dtype), torch.finfo(self.dtype).eps / 2
-        beyond = scores.abs() >= -math.log(smallest) - 1e-3
-        rounded_to_one = (scores + math.log(half_a_unit)).abs() < 1e-3
-        if host.is_true((beyond | rounded_to_one).any()):
+        if any(host.is_true(self._saturated(values).any()) for values in scores):
             warn_user(
                 "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
                 "there is only a bound; return logits and use output='logits' for the full value"
             )
+
+    def _saturated(self, scores: Tensor) -> Tensor:
+        smallest, half_a_unit = _smallest(self.dtype), torch.finfo(self.dtype).eps / 2
+        beyond = scores.abs() >= -math.log(smallest) - 1e-3
+        rounded_to_one = (scores + math.log(half_a_unit)).abs() < 1e-3
+        return beyond | rounded_to_one
 
 
 def _widened(outputs: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 import copy
 import functools
 import gc
+import random
 
+import numpy as np
 import pytest
 import torch
-from conftest import make_images
+from conftest import METHODS, make_images
 from torch import nn
 
 from captum_pda import GradientPDA, SampledPDA
@@ -24,6 +26,23 @@ def model():
     return model
 
 
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+)
+GLOBAL_HOOKS = [
+    value for name, value in vars(torch.nn.modules.module).items() if name.endswith("_hooks")
+]
+
+
+def hooks_of(module):
+    return [getattr(module, name) for name in HOOKS]
+
+
 def state_of(model: nn.Module, images: torch.Tensor) -> dict:
     return {
         "values": copy.deepcopy(model.state_dict()),
@@ -33,12 +52,20 @@ def state_of(model: nn.Module, images: torch.Tensor) -> dict:
         "requires_grad": [parameter.requires_grad for parameter in model.parameters()],
         "gradients": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
         "modes": [module.training for module in model.modules()],
-        "hooks": [len(module._forward_hooks) for module in model.modules()],
-        "backward hooks": [len(module._backward_hooks) for module in model.modules()],
+        "hooks": [list(hooks) for module in model.modules() for hooks in hooks_of(module)],
+        "global hooks": [list(hooks) for hooks in GLOBAL_HOOKS],
+        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "buffers": [id(buffer) for buffer in model.buffers()],
         "random": torch.get_rng_state(),
+        "Python's random": random.getstate(),
+        "NumPy's random": str(np.random.get_state()),  # noqa: NPY002 - the one to leave alone
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
-        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "images": images.clone(),
         "images require grad": images.requires_grad,
         "images' gradient": images.grad,
@@ -59,22 +86,38 @@ def assert_same(before: dict, after: dict) -> None:
             assert after[name] == value, f"{name} changed"
 
 
-def explain(method, model, images):
+#: Every class on every engine.
+EVERY_WAY = [
+    (method, engine)
+    for method in METHODS
+    for engine in (["auto"] if method is GradientPDA else ["dense", "incremental", "auto"])
+]
+every_way = pytest.mark.parametrize(("method", "engine"), EVERY_WAY)
+
+
+def explain(method, model, images, engine="auto"):
+    options = {} if method is GradientPDA else {"engine": engine}
     arguments = {"n_samples": 2} if method is SampledPDA else {}
-    return method(model).attribute(images, target=1, **arguments)
+    return method(model, **options).attribute(images, target=1, **arguments)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_after_success(method, model, requires_grad):
-    images = make_images(2, 3, 9, 11).float().requires_grad_(requires_grad)
-    before = state_of(model, images)
-    explain(method, model, images)
-    assert_same(before, state_of(model, images))
+@pytest.mark.parametrize("setting", ["plain", "requires grad", "autocast", "channels last"])
+@every_way
+def test_after_success(method, engine, model, setting):
+    images = make_images(2, 3, 9, 11).float().requires_grad_(setting == "requires grad")
+    if setting == "channels last":
+        model = model.to(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.float16, enabled=setting == "autocast"):
+        before = state_of(model, images)
+        explain(method, model, images, engine)
+        assert_same(before, state_of(model, images))
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ZeroDivisionError])
-def test_after_an_exception(method, model, training, error):
+@every_way
+def test_after_an_exception(method, engine, model, training, error):
     images = make_images(2, 3, 9, 11).float()
     if training:
         model[3].train()
@@ -90,10 +133,10 @@ def test_after_an_exception(method, model, training, error):
     before = state_of(model, images)
     if training:
         with pytest.warns(UserWarning, match="training mode"), pytest.raises(error, match="stop"):
-            explain(method, model, images)
+            explain(method, model, images, engine)
     else:
         with pytest.raises(error, match="stop"):
-            explain(method, model, images)
+            explain(method, model, images, engine)
     assert_same(before, state_of(model, images))
     handle.remove()
 
@@ -181,3 +224,28 @@ def assert_no_tensor_stays_alive(make):
     pda.attribute(images, target=1)
     assert tensors_alive() == before
     assert pda.get_name()  # still alive itself
+
+
+@every_way
+def test_no_tensor_stays_alive_after_an_exception(method, engine, model):
+    images = make_images(2, 3, 19, 21).float()
+
+    def fail_late():
+        passes = []
+
+        def stop(*_):
+            passes.append(None)
+            if len(passes) >= (1 if method is GradientPDA else 3):
+                raise ZeroDivisionError
+
+        handle = model.register_forward_hook(stop)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                explain(method, model, images, engine)
+        finally:
+            handle.remove()
+
+    fail_late()  # whatever PyTorch itself keeps from a first time
+    before = tensors_alive()
+    fail_late()
+    assert tensors_alive() == before

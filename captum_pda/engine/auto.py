@@ -56,6 +56,11 @@ class PreparedAuto:
         self._batch_size = batch_size
         self._chosen: PreparedEngine | None = None
 
+    @property
+    def unfinished(self) -> Tensor | None:
+        """What the chosen engine has finished of the windows that it runs now."""
+        return getattr(self._chosen, "unfinished", None)
+
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         if self._chosen is None:
             self._chosen = self._choose(grid, fills)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 
 import torch
@@ -35,6 +36,7 @@ class PreparedDense:
         # channels_last exists for images and volumes only.
         self._channels_last = example.dim() > 3
         self._inference = True
+        self.unfinished: Tensor | None = None
 
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
@@ -55,12 +57,14 @@ class PreparedDense:
                     raise
                 continue
             if results is None:
-                results = scores.new_empty(n_rows, *scores.shape[1:])
+                results = scores.new_full((n_rows, *scores.shape[1:]), math.nan)
+                self.unfinished = results.view(n_samples, n_windows, -1)
             results[done : done + rows] = scores
             done += rows
             advance(rows)
         if results is None:
             raise ValueError("the grid has no windows")
+        self.unfinished = None
         return results.reshape(n_samples, n_windows, -1)
 
     def _perturb(self, pixels: Tensor, values: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -64,6 +66,7 @@ class PreparedIncremental:
         self._example = channels_last(example)
         self._batch_size = batch_size
         self.run = Run(share)
+        self.unfinished: Tensor | None = None
 
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
@@ -83,12 +86,14 @@ class PreparedIncremental:
                     raise
                 continue
             if results is None:
-                results = scores.new_empty(len(order), *scores.shape[1:])
+                results = scores.new_full((len(order), *scores.shape[1:]), math.nan)
+                self.unfinished = results.view(n_samples, n_windows, -1)
             results[picked] = scores
             done += len(batch)
             advance(len(batch))
         if results is None:
             raise ValueError("the grid has no windows")
+        self.unfinished = None
         return results.reshape(n_samples, n_windows, -1)
 
     def _outputs(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Tensor:

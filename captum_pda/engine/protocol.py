@@ -19,7 +19,11 @@ Advance: TypeAlias = Callable[[int], object]
 
 
 class PreparedEngine(Protocol):
-    """An engine that has seen the example it will run on."""
+    """An engine that has seen the example it will run on.
+
+    It may have an attribute ``unfinished``: while ``scores`` runs, what it will return, with NaN
+    for the fills still to come. Then a run that is stopped loses nothing.
+    """
 
     def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         """Run the model with each window replaced by each of its fills.

@@ -56,10 +56,17 @@ class GaussianPatchPrior:
             if isinstance(patch_size, Sequence)
             else check_count("patch_size", patch_size)
         )
+        if isinstance(self.patch_size, tuple) and not 1 <= len(self.patch_size) <= 3:
+            raise ValueError(
+                f"patch_size={patch_size!r} has {len(self.patch_size)} entries; images have 1 to 3 "
+                "spatial dimensions"
+            )
         check_choice("covariance", covariance, COVARIANCES)
         check_choice("channels", channels, CHANNELS)
         if not 0 < regularization < 1:
             raise ValueError(f"regularization={regularization!r} must lie between 0 and 1")
+        if not isinstance(clip_samples, bool):
+            raise TypeError(f"clip_samples must be True or False, got {clip_samples!r}")
         self.covariance = covariance
         self.channels = channels
         self.regularization = float(regularization)
@@ -170,9 +177,10 @@ class GaussianPatchPrior:
                     f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "
                     f"{max(grid.window)}"
                 )
-        if self._fills is None:
-            self._fills = GaussianFills(moments, self.regularization)
-        return self._fills
+        fills = self._fills
+        if fills is None:
+            fills = self._fills = GaussianFills(moments, self.regularization)
+        return fills
 
     # Moving and storing
 
@@ -201,16 +209,17 @@ class GaussianPatchPrior:
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
         """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads."""
-        tensors, settings = storage.load(path, device)
-        with storage.refusing(path):
-            prior = cls(**settings)
-            extremes = tensors.pop("range", torch.empty(0))
-            channels = extremes.shape[-1]
-            patch = tuple(settings["patch_size"])
+        with storage.opened(path, device) as file:
+            prior = cls(**file.settings)
+            patch = tuple(file.settings["patch_size"])
+            channels = file.shapes.get("range", [0])[-1]
+            if channels < 1:
+                raise ValueError("its range is that of no channels")
             joint = prior.channels == "joint"
             moments_type = COVARIANCES[prior.covariance]
             shapes = moments_type.shapes(patch, joint, channels) | {"range": [2, channels]}
-            storage.check_tensors(tensors | {"range": extremes}, shapes)
+            tensors = file.read(shapes)
+            extremes = tensors.pop("range")
             if bool((extremes[0] > extremes[1]).any()):
                 raise ValueError("its range has a lowest value above the highest")
             prior._moments = moments_type(patch, joint, tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixe
 REMEMBERED_VALUES = 2**26
 #: Values of outer patches that are gathered at once.
 RING_VALUES = 2**22
+
+#: Threads may share a prior. One lock for all priors, since a prior can be copied and a lock can't.
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -151,16 +155,24 @@ class GaussianFills:
         drawing: bool,
     ) -> Operators:
         key = (patch, group.offset, window, drawing, pixels.dtype, pixels.device)
-        if key not in self._remembered:
+        with _lock:
+            operators = self._remembered.get(key)
+        if operators is None:
             conditional = self._conditional(patch, group, window)
-            self._remembered[key] = Operators(
+            operators = Operators(
                 conditional.ring_mean.to(pixels),
                 conditional.window_mean.to(pixels),
                 conditional.operator.to(pixels),
                 conditional.sample_factor.to(pixels) if drawing else None,
             )
-            held = sum(operators.size for operators in self._remembered.values())
-            while held > REMEMBERED_VALUES and len(self._remembered) > 1:
-                held -= self._remembered.popitem(last=False)[1].size
+        with _lock:
+            self._remember(key, operators)
+        return operators
+
+    def _remember(self, key: object, operators: Operators) -> None:
+        """Keep operators as the last that were used, and forget the first where there are many."""
+        self._remembered[key] = operators
         self._remembered.move_to_end(key)
-        return self._remembered[key]
+        held = sum(operators.size for operators in self._remembered.values())
+        while held > REMEMBERED_VALUES and len(self._remembered) > 1:
+            held -= self._remembered.popitem(last=False)[1].size

@@ -77,17 +77,18 @@ class MarginalPrior:
         return fills.reshape(*fills.shape[:-1], *grid.window).to(inputs.dtype)
 
     def _fitted(self, inputs: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self._images is None or self._mean is None:
+        images, mean = self._images, self._mean
+        if images is None or mean is None:
             raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
         if inputs is not None and tuple(inputs.shape[1:]) != self._shape:
             raise ValueError(
                 f"this MarginalPrior was fitted on images of shape {self._shape}; inputs have "
                 f"shape {tuple(inputs.shape[1:])}"
             )
-        if inputs is not None and self._images.device != inputs.device:
+        if inputs is not None and images.device != inputs.device:
             # Moved once, not with every chunk of windows.
-            self._images = self._images.to(inputs.device)
-        return self._images, self._mean
+            images = self._images = images.to(inputs.device)
+        return images, mean
 
     def __repr__(self) -> str:
         fitted = "not fitted" if self._images is None else f"{len(self._images)} images"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from captum_pda.windows import Integers
+
+#: Values of a patch whose covariance is factored to see whether it is one.
+CHECKED_VALUES = 1024
+#: How far below zero rounding may take a variance, as a share of the mean variance.
+ROUNDING = 1e-6
 
 
 class Moments(ABC):
@@ -76,3 +83,22 @@ class Moments(ABC):
     @abstractmethod
     def check(self) -> None:
         """Refuse sums that no images can have, with a ValueError that says why."""
+
+    def check_positive(self) -> None:
+        """Refuse a covariance in the middle of a patch that no images can have."""
+        n_pixels = max(1, CHECKED_VALUES // max(1, self.n_values // math.prod(self.patch)))
+        side = max(1, int(n_pixels ** (1 / len(self.patch)) + 1e-9))
+        cut = np.minimum(self.patch, side)
+        places = np.indices(tuple(cut)).reshape(len(cut), -1).T + np.subtract(self.patch, cut) // 2
+        covariance = self.covariance(places, places)
+        loading = ROUNDING * self.variance() + self.rounding()
+        loaded = covariance.clone()
+        loaded.diagonal(dim1=1, dim2=2).add_(loading.clamp_min(1e-300)[:, None])
+        _, failed = torch.linalg.cholesky_ex(loaded)
+        if bool(failed.any()) or not bool(torch.isfinite(covariance).all()):
+            raise ValueError("its covariance is indefinite: no images have such a one")
+
+    @property
+    @abstractmethod
+    def n_values(self) -> int:
+        """How many values of a patch vary together."""

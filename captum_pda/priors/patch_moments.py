@@ -92,6 +92,11 @@ class PatchMoments(Moments):
             raise ValueError("its scatter is not symmetric")
         if float(self.tensors["count"]) < 1:
             raise ValueError("it counts no patches")
+        self.check_positive()
+
+    @property
+    def n_values(self) -> int:
+        return self.tensors["mean"].shape[1]
 
 
 def lattice_step(width: int) -> int:

@@ -133,10 +133,11 @@ class StationaryMoments(Moments):
 
     def _by_lag(self) -> Tensor:
         """The autocovariance of each lag, (lags, channels[, channels])."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             flat = self._autocovariance().flatten(-len(self.patch))
-            self._table = flat.movedim(-1, 0).contiguous()
-        return self._table
+            table = self._table = flat.movedim(-1, 0).contiguous()
+        return table
 
     def _autocovariance(self) -> Tensor:
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
@@ -166,6 +167,15 @@ class StationaryMoments(Moments):
             raise ValueError("its counts are not symmetric")
         if float(self._pixels()) < 1:
             raise ValueError("it counts no pixels")
+        pixels = self._pixels()
+        if bool(((counts > pixels * (1 + 1e-6)) | (counts < -1e-6 * pixels)).any()):
+            raise ValueError("it counts more pairs of pixels than pixels, or fewer than none")
+        self.check_positive()
+
+    @property
+    def n_values(self) -> int:
+        channels = len(self.tensors["origin"]) if self.joint else 1
+        return channels * math.prod(self.patch)
 
 
 def _scale(values: Tensor) -> float:

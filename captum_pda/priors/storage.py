@@ -17,6 +17,10 @@ from torch import Tensor
 
 FORMAT = "captum_pda prior"
 VERSION = 1
+#: A larger file is not read: factoring its covariance would be out of reach.
+MOST_BYTES = 2**32
+#: Characters of an error message; a hostile file may have much to say.
+LONGEST_MESSAGE = 300
 
 
 def save(
@@ -29,26 +33,46 @@ def save(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
-    if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
+    if os.path.lexists(target) and not overwrite:
+        raise _already_there(target)
     header = {"format": FORMAT, "version": str(VERSION), "settings": json.dumps(dict(settings))}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+    part = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
-        part.write_bytes(to_bytes(contiguous, metadata=header))
-        os.replace(part, target)
-    except BaseException:
+        with part.open("xb") as file:
+            file.write(to_bytes(contiguous, metadata=header))
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the name without the content
+        if overwrite:
+            os.replace(part, target)
+        else:
+            _move_to_free_place(part, target)
+    finally:
         part.unlink(missing_ok=True)
-        raise
 
 
-def load(
-    path: str | os.PathLike[str], device: torch.device | str = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and settings of a file that ``save`` wrote."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no prior at {path}")
-    with refusing(path), safe_open(path, framework="pt", device=str(device)) as file:
+def _move_to_free_place(part: Path, target: Path) -> None:
+    """Give a file its name, unless another one got it in the meantime."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise _already_there(target) from None
+    except OSError:  # a file system without links
+        os.replace(part, target)
+
+
+def _already_there(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
+
+
+class StoredPrior:
+    """An opened file that ``save`` wrote: its settings, and what it says of its tensors.
+
+    Nothing of the tensors is read before their shapes were compared with what belongs there.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
         header = file.metadata() or {}
         if header.get("format") != FORMAT:
             raise ValueError(f"its header does not say {FORMAT!r}")
@@ -59,27 +83,48 @@ def load(
         settings = json.loads(header.get("settings", ""))
         if not isinstance(settings, dict):
             raise ValueError("its settings are not a table")
-        return {name: file.get_tensor(name) for name in file.keys()}, settings  # noqa: SIM118
+        self.settings: dict[str, Any] = settings
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        self.shapes: dict[str, list[int]] = {name: s.get_shape() for name, s in slices.items()}
+        self._dtypes = {name: s.get_dtype() for name, s in slices.items()}
+
+    def read(self, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+        """The tensors, which must have these shapes; refuses what is missing, extra, misshapen or
+        not finite."""
+        if set(self.shapes) != set(shapes):
+            raise ValueError(f"it holds {sorted(self.shapes)} where {sorted(shapes)} belong")
+        for name, shape in shapes.items():
+            if self.shapes[name] != list(shape):
+                raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
+            if self._dtypes[name] != "F64":
+                raise ValueError(f"{name} has dtype {self._dtypes[name]} where F64 belongs")
+        tensors = {name: self._file.get_tensor(name) for name in shapes}
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds NaN or infinite values")
+        return tensors
 
 
 @contextmanager
-def refusing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn whatever is wrong with a file into one line that names it."""
+def opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[StoredPrior]:
+    """Open a file that ``save`` wrote; whatever is wrong with it becomes one line that names it."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no prior at {path}")
     try:
-        yield
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not a prior that can be used: {error}") from error
-
-
-def check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
-    """Refuse missing, extra, misshapen or non-finite tensors."""
-    if set(tensors) != set(shapes):
-        raise ValueError(f"it holds {sorted(tensors)} where {sorted(shapes)} belong")
-    for name, shape in shapes.items():
-        tensor = tensors[name]
-        if list(tensor.shape) != list(shape):
-            raise ValueError(f"{name} has shape {list(tensor.shape)} where {shape} belongs")
-        if tensor.dtype != torch.float64:
-            raise ValueError(f"{name} has dtype {tensor.dtype} where torch.float64 belongs")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{name} holds NaN or infinite values")
+        # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes, and no prior needs so many")
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield StoredPrior(file)
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as e:
+        message = " ".join(str(e).split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        raise ValueError(f"{path} is not a prior that can be used: {message}") from e

@@ -1,0 +1,126 @@
+"""What every picture is drawn with: maps, images, colour bars and figures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+from captum_pda.inputs import check_choice
+from captum_pda.visualization.arrays import Floats
+
+#: What the colour bar says, by measure; "raw" is for outputs that are no predictions of a class.
+LABELS = {
+    "weight_of_evidence": "weight of evidence (bits)",
+    "information_difference": "difference of information (bits)",
+    "probability_difference": "difference of probability",
+    "raw": "difference of the output",
+}
+
+
+def label_for(measure: str, label: str | None) -> str:
+    """What the colour bar says."""
+    check_choice("measure", measure, LABELS)
+    return LABELS[measure] if label is None else label
+
+
+def evidence_colormap() -> Colormap:
+    """Blue through white to red, with exactly white in the middle and grey for NaN."""
+    return matplotlib.colormaps["bwr"].resampled(257).with_extremes(bad="0.5")
+
+
+def draw_map(
+    axes: Axes,
+    values: Floats,
+    scale: float,
+    grey: Floats | None = None,
+    cmap: str | Colormap | None = None,
+    alpha_overlay: float = 0.6,
+) -> AxesImage:
+    """Draw a map from -scale to scale, over the grey image if there is one."""
+    if grey is not None:
+        axes.imshow(grey.mean(axis=2), cmap="gray", vmin=0, vmax=1)
+    return axes.imshow(
+        values,
+        cmap=evidence_colormap() if cmap is None else cmap,
+        vmin=-scale,
+        vmax=scale,
+        alpha=None if grey is None else alpha_overlay,
+        # Smoothing would mix evidence for and against into evidence for nothing.
+        interpolation="nearest",
+    )
+
+
+def draw_picture(axes: Axes, shown: Floats) -> None:
+    """Draw an image of values from 0 to 1."""
+    channels = shown.shape[2]
+    if channels not in (1, 3, 4):
+        raise ValueError(
+            f"image has {channels} channels; only 1, 3 or 4 can be shown in colours. Use "
+            "method='blended_heat_map' for their mean in grey, or pick channels to show"
+        )
+    if channels == 1:
+        axes.imshow(shown[..., 0], cmap="gray", vmin=0, vmax=1)
+    else:
+        axes.imshow(shown)
+
+
+def draw_colorbar(
+    figure: Figure, axes: Sequence[Axes], heat_maps: Sequence[AxesImage], label: str
+) -> None:
+    """A colour bar below the axes for maps of one scale, with arrows where values were cut."""
+    low, high = heat_maps[0].get_clim()
+    data = np.concatenate(
+        [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]
+    )
+    below, above = bool((data < low).any()), bool((data > high).any())
+    extend = "both" if below and above else "min" if below else "max" if above else "neither"
+    # A long bar need not be thick.
+    aspect = 20 * len(axes)
+    figure.colorbar(
+        heat_maps[0],
+        ax=list(axes),
+        location="bottom",
+        shrink=0.8 if len(axes) == 1 else 0.5,
+        aspect=aspect,
+        label=label,
+        extend=extend,
+    )
+
+
+def finish(axes: Axes, title: str | None) -> None:
+    """No ticks, and a title."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    if title:
+        axes.set_title(title)
+
+
+def check_panels(given: Sequence[Axes], n: int) -> list[Axes]:
+    """The given axes in one list, if there are enough of them."""
+    panels = list(np.ravel(np.asarray(given, dtype=object)))
+    if len(panels) != n:
+        raise ValueError(f"plt_fig_axis has {len(panels)} axes for {n} panels; give one for each")
+    return panels
+
+
+def new_figure(fig_size: tuple[float, float], use_pyplot: bool) -> Figure:
+    """A figure that makes room for its colour bars and titles."""
+    if use_pyplot:
+        return plt.figure(figsize=fig_size, layout="compressed")
+    return Figure(figsize=fig_size, layout="compressed")
+
+
+def show() -> None:
+    """Show pyplot's figures, where there is something to show them on."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*non-interactive")
+        plt.show()
