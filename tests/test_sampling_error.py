@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import tqdm
 from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
 from captum_pda.measures import marginalise
+from captum_pda.progress import ProgressBar
 from captum_pda.sampling_error import StoppingRule, _upper_limit, looks, score_error
 
 MEASURED = (
@@ -266,12 +266,12 @@ def test_a_tolerance_is_a_positive_number(classifier, images, tolerance, error):
 def test_the_progress_bar_ends_full(classifier, images, monkeypatch):
     bars = []
 
-    class Bar(tqdm.tqdm):
+    class Bar(ProgressBar):
         def close(self):
             bars.append((self.n, self.total))
             super().close()
 
-    monkeypatch.setattr("captum_pda.pipeline.tqdm", Bar)
+    monkeypatch.setattr("captum_pda.pipeline.ProgressBar", Bar)
     SampledPDA(classifier).attribute(
         images, target=0, n_samples=20, tolerance=1.0, show_progress=True
     )
