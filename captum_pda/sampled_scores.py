@@ -96,16 +96,17 @@ def sample_scores(
             raise
         samples = torch.cat(rounds)
         done = look
-        ready = torch.ones_like(running, dtype=torch.bool)
-        if enough and done < len(fills):
-            ready = enough(samples)
+        if enough is None or done == len(fills):
+            yield running, SampledScores.of(samples, output, keep_errors)
+            return
+        ready = enough(samples)
         stopped = running[ready]
         if len(stopped):
             yield stopped, SampledScores.of(samples[:, ready], output, keep_errors)
             advance(len(stopped) * (len(fills) - done))  # samples that are not needed
         running, rounds = running[~ready], [samples[:, ~ready]]
         if len(running) == 0:
-            break
+            return
 
 
 def _as_far_as_done(
