@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
 from captum_pda.inputs import attribution_dtype
-from captum_pda.measures import log_ratio, measure_for
+from captum_pda.measures import log_ratio, measure_for, slope_for
 from captum_pda.targets import target_columns
 from captum_pda.windows import WindowGrid
 
@@ -36,12 +36,18 @@ class WindowEvidence:
         output: "logits", "probabilities" or "raw".
         measure: the name of the measure.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
+        errors_without: the standard errors of ``scores_without``, where there were several samples.
+        drawn: how many samples each window had, (N, W) a tensor.
 
     Example::
 
         >>> evidence = EfficientPDA(model).evidence(image)
         >>> evidence.attribution(husky)              # for and against "husky"
         >>> evidence.contrast(husky, wolf)           # why "husky" rather than "wolf"?
+
+        >>> evidence = SampledPDA(model).evidence(image, n_samples=50, tolerance=0.1)
+        >>> evidence.standard_error(husky)           # of each window's value, in bits
+        >>> evidence.n_drawn                         # how many samples that took
     """
 
     inputs: tuple[Tensor, ...]
@@ -52,6 +58,8 @@ class WindowEvidence:
     output: str
     measure: str
     is_tuple: bool
+    errors_without: tuple[Tensor, ...] = ()
+    drawn: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         windows = ", ".join(str(len(grid)) for grid in self.grids)
@@ -76,6 +84,58 @@ class WindowEvidence:
     def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
         return self._maps(self.window_values(target))
+
+    def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """P(c|x without w) of ``target`` for each window w, or the raw output, (N, W)."""
+        columns = self._columns(target, "target")
+        prediction = measure_for(self.output, "probability_difference")
+        return format_output(
+            self.is_tuple,
+            tuple(prediction(_pick(without, columns)) for without in self.scores_without),
+        )
+
+    @property
+    def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
+        """How many contents of each window the model has seen, (N, W)."""
+        return format_output(self.is_tuple, self.drawn)
+
+    def standard_error(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The standard error of each of the ``window_values``, (N, W), from the samples' spread.
+
+        By the delta method: with p the mean and s the standard deviation of the S samples'
+        probabilities, s / sqrt(S) / (p (1 - p) ln 2) bits of log-odds; s / sqrt(S) for probability
+        differences and raw outputs, and s / sqrt(S) / (p ln 2) for information differences.
+        """
+        if not self.errors_without:
+            raise ValueError(
+                "a standard error needs two samples or more of each window; use "
+                "SampledPDA(...).evidence(inputs, n_samples=10)"
+            )
+        slope = slope_for(self.output, self.measure)
+        columns = self._columns(target, "target")
+        return format_output(
+            self.is_tuple,
+            tuple(
+                _pick(errors, columns) * slope(_pick(without, columns))
+                for errors, without in zip(self.errors_without, self.scores_without, strict=True)
+            ),
+        )
+
+    def standard_error_map(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The standard error of each value of ``attribution``, of the inputs' shape.
+
+        A pixel is the mean of the n windows that cover it. They are sampled independently, so its
+        error is the root of the sum of their squared errors, divided by n.
+        """
+        errors = self.standard_error(target)
+        each = errors if isinstance(errors, tuple) else (errors,)
+        return format_output(
+            self.is_tuple,
+            tuple(
+                to_attribution(error**2, grid, tensor).div(grid.coverage(tensor.device)).sqrt()
+                for error, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
+            ),
+        )
 
     def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
         """The map of what speaks for ``first`` rather than ``second``.

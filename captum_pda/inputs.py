@@ -28,6 +28,20 @@ def check_count(name: str, value: object) -> int:
     return count
 
 
+def check_tolerance(value: object) -> float | None:
+    """Refuse anything but a positive number, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise TypeError(f"tolerance must be a number or None, got {value!r}")
+    bound = float(value)
+    if not bound > 0:
+        raise ValueError(
+            f"tolerance={bound} must be above 0; leave it out to draw n_samples for every window"
+        )
+    return bound
+
+
 def check_inputs(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The inputs as a tuple of detached tensors of shape (N, C, *space)."""
     if not isinstance(inputs, tuple | Tensor):

@@ -20,10 +20,22 @@ MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
     "information_difference": lambda log_odds: F.logsigmoid(log_odds) / LN2,
 }
 
+#: How fast each of them changes with the log-odds.
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "weight_of_evidence": lambda log_odds: torch.full_like(log_odds, 1 / LN2),
+    "probability_difference": lambda log_odds: torch.sigmoid(log_odds) * torch.sigmoid(-log_odds),
+    "information_difference": lambda log_odds: torch.sigmoid(-log_odds) / LN2,
+}
+
 
 def measure_for(output: str, measure: str) -> Callable[[Tensor], Tensor]:
     """The measure to apply to scores; raw outputs are compared as they are."""
     return (lambda value: value) if output == "raw" else MEASURES[measure]
+
+
+def slope_for(output: str, measure: str) -> Callable[[Tensor], Tensor]:
+    """The derivative of ``measure_for(output, measure)``, by which small errors are multiplied."""
+    return torch.ones_like if output == "raw" else SLOPES[measure]
 
 
 def marginalise(scores: Tensor, output: str) -> Tensor:

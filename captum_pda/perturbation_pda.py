@@ -19,9 +19,11 @@ from captum_pda.measures import check_measure
 from captum_pda.model_call import ModelCall, evaluation_mode
 from captum_pda.pipeline import Fill, read_unperturbed, scores_without_windows
 from captum_pda.priors import PatchPrior, prior_for
+from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
-from captum_pda.targets import target_columns
-from captum_pda.window_arguments import Extents, make_grids
+from captum_pda.targets import target_columns, watched_columns
+from captum_pda.window_arguments import Extents, given_grids, make_grids
+from captum_pda.windows import WindowGrid
 
 #: Makes the fills of windows from a prior and the example they lie in.
 DrawFills = Callable[[Any, Tensor], Fill]
@@ -87,11 +89,17 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         *,
         draw: DrawFills,
         every: bool = False,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         n_samples: int = 1,
+        tolerance: float | None = None,
+        tolerance_target: TargetType = None,
     ) -> WindowEvidence:
         """Evidence for every output, or (as the only column) for each example's target."""
         tensors = check_inputs(inputs)
-        grids = make_grids(tensors, sliding_window_shapes, strides)
+        if windows is None:
+            grids = make_grids(tensors, sliding_window_shapes, strides)
+        else:
+            grids = given_grids(tensors, windows)
         if perturbations_per_eval is not None:
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
@@ -102,7 +110,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             shape = tuple(outputs.shape[1:])
             columns = None if every else target_columns(target, len(outputs), shape)
             readout = Readout.of(self.output, outputs)
-            scores_without = scores_without_windows(
+            scores = read_unperturbed(readout, outputs, columns)
+            stopping = None
+            if tolerance is not None:
+                bounded = [0] * len(scores)
+                if every:
+                    bounded = watched_columns(
+                        tolerance_target, scores, shape, self.output, "tolerance_target"
+                    )
+                stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
+            sampled = scores_without_windows(
                 call,
                 tensors,
                 grids,
@@ -116,18 +133,22 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 n_samples,
                 perturbations_per_eval,
                 self.get_name() if show_progress else None,
+                every and n_samples > 1,
+                stopping,
             )
-        for scores in scores_without:
-            readout.check_saturation(scores)
+        for part in sampled:
+            readout.check_saturation(part.scores)
         return WindowEvidence(
             tensors,
             grids,
-            read_unperturbed(readout, outputs, columns),
-            scores_without,
+            scores,
+            tuple(part.scores for part in sampled),
             shape if every else (),
             self.output,
             self.measure,
             isinstance(inputs, tuple),
+            tuple(part.errors for part in sampled if part.errors is not None),
+            tuple(part.n_drawn for part in sampled),
         )
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -12,8 +13,9 @@ from tqdm.auto import tqdm
 
 from captum_pda.engine import BatchSize, Engine, PreparedEngine
 from captum_pda.engine.protocol import Advance, Read
-from captum_pda.measures import marginalise
 from captum_pda.model_call import ModelCall
+from captum_pda.sampled_scores import Enough, SampledScores, sample_scores
+from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import Readout
 from captum_pda.windows import WindowGrid
 
@@ -37,7 +39,9 @@ def scores_without_windows(
     n_samples: int,
     perturbations_per_eval: int | None,
     progress: str | None,
-) -> tuple[Tensor, ...]:
+    keep_errors: bool = False,
+    stopping: StoppingRule | None = None,
+) -> tuple[SampledScores, ...]:
     """Run the model without each window, one example and one tensor at a time.
 
     Args:
@@ -49,12 +53,14 @@ def scores_without_windows(
         readout: how to read its outputs.
         columns: each example's output column; None keeps all columns.
         n_columns: how many columns are kept.
-        n_samples: how many fills a window has.
+        n_samples: how many fills a window has; with ``stopping``, at most.
         perturbations_per_eval: copies in a batch, None for an automatic choice.
         progress: the title of a progress bar, or None for no bar.
+        keep_errors: whether to keep the standard error of each score as well.
+        stopping: when a window has fills enough; None runs all of them.
 
     Returns:
-        The scores of every window marginalised over its fills, (N, W, columns) a tensor.
+        For each tensor the scores of every window marginalised over its fills, (N, W, columns).
     """
     n_examples = len(inputs[0])
     total = n_examples * n_samples * sum(len(grid) for grid in grids)
@@ -76,9 +82,12 @@ def scores_without_windows(
                     _reader(readout, columns, number),
                     n_columns,
                     bar.update,
+                    readout.output,
+                    keep_errors,
+                    partial(stopping.enough, number) if stopping else None,
                 )
-                of_tensor.append(torch.cat([marginalise(part, readout.output) for part in parts]))
-            results.append(torch.stack(of_tensor))
+                of_tensor.append(SampledScores.joined(list(parts), torch.cat))
+            results.append(SampledScores.joined(of_tensor, torch.stack))
     return tuple(results)
 
 
@@ -91,14 +100,26 @@ def _example_scores(
     read: Read,
     n_columns: int,
     advance: Advance,
-) -> Iterator[Tensor]:
-    """The scores of one example's windows (S, W, columns), some windows at a time."""
+    output: str,
+    keep_errors: bool,
+    enough: Enough | None,
+) -> Iterator[SampledScores]:
+    """The scores of one example's windows, some windows at a time."""
     at_once = max(1, VALUES_PER_CHUNK // (n_samples * n_columns))
     for chunk in fill_chunks(grid, example.shape[1], n_samples):
         fills = check_fills(fill(chunk), example, chunk, n_samples)
         for start in range(0, len(chunk), at_once):
             some = slice(start, start + at_once)
-            yield prepared.scores(chunk[some], fills[:, some], read, advance)
+            yield sample_scores(
+                prepared,
+                chunk[some],
+                fills[:, some],
+                read,
+                advance,
+                output,
+                keep_errors,
+                enough,
+            )
 
 
 def fill_chunks(grid: WindowGrid, n_channels: int, n_samples: int = 1) -> Iterator[WindowGrid]:

@@ -10,10 +10,11 @@ from torch import Tensor
 from captum_pda import host
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
 from captum_pda.evidence import WindowEvidence
-from captum_pda.inputs import check_count
+from captum_pda.inputs import check_count, check_tolerance
 from captum_pda.perturbation_pda import DrawFills, PerturbationPDA
 from captum_pda.pipeline import Fill
 from captum_pda.window_arguments import Extents
+from captum_pda.windows import WindowGrid
 
 
 class SampledPDA(PerturbationPDA):
@@ -46,17 +47,23 @@ class SampledPDA(PerturbationPDA):
         show_progress: bool = False,
         n_samples: int = 10,
         generator: torch.Generator | None = None,
+        tolerance: float | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
             inputs, target, additional_forward_args, sliding_window_shapes, strides,
                 perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
-            n_samples: how many contents to draw for each window.
+            n_samples: how many contents to draw for each window; with a tolerance, at most.
             generator: makes the draws reproducible, and different from call to call. Without one
                 they follow PyTorch's initial seed: the same seed gives the same map, and the
                 global random state stays as it was. Every example of a batch gets the draws that
                 it would get alone, and the batch size does not change them.
+            tolerance: stop sampling a window once the standard error of its value is under this
+                many bits (or units of another measure or raw output) with 95% confidence. A window
+                gets 5 samples or more, and the same ones that it would get without a tolerance.
+                What samples have not shown cannot be known: a rare content that changes
+                everything may be missed.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
@@ -72,6 +79,7 @@ class SampledPDA(PerturbationPDA):
             show_progress,
             draw=_samples(n_samples, generator),
             n_samples=n_samples,
+            tolerance=check_tolerance(tolerance),
         )
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
@@ -86,10 +94,17 @@ class SampledPDA(PerturbationPDA):
         show_progress: bool = False,
         n_samples: int = 10,
         generator: torch.Generator | None = None,
+        tolerance: float | None = None,
+        tolerance_target: TargetType = None,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
     ) -> WindowEvidence:
         """The evidence of each window for every output, from the forward passes of one map.
 
-        Arguments as in ``attribute``. Memory grows with windows times outputs.
+        Arguments as in ``attribute``. A tolerance bounds the standard error for one output, and
+        the other outputs get the same samples: ``tolerance_target``, as ``target`` of
+        ``attribute``, or without one the predicted class of each example.
+        ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached.
+        ``windows`` as in ``EfficientPDA.evidence``. Memory grows with windows times outputs.
         """
         n_samples = check_count("n_samples", n_samples)
         evidence = self._explain(
@@ -101,8 +116,11 @@ class SampledPDA(PerturbationPDA):
             perturbations_per_eval,
             show_progress,
             every=True,
+            windows=windows,
             draw=_samples(n_samples, generator),
             n_samples=n_samples,
+            tolerance=check_tolerance(tolerance),
+            tolerance_target=tolerance_target,
         )
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 

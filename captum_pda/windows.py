@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,7 +36,8 @@ class WindowGrid:
 
     Along each axis the window starts at 0, s, 2s, ... and a last window is moved back to end at
     the border, so every window is whole and every pixel is covered. Windows are numbered in
-    row-major order; ``grid[10:20]`` is the grid of those ten windows.
+    row-major order; ``grid[10:20]`` is the grid of those ten windows, and ``grid.pick([3, 7])``
+    that of those two.
 
     Args:
         space: the input's spatial shape (1 to 3 dimensions).
@@ -53,7 +54,7 @@ class WindowGrid:
     space: tuple[int, ...]
     window: tuple[int, ...]
     strides: tuple[int, ...]
-    selected: tuple[int, int] | None = None
+    selected: range | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         pairs = zip(self.space, self.window, self.strides, strict=True)
@@ -82,9 +83,7 @@ class WindowGrid:
         return self.selected[0] if self.selected else 0
 
     def __len__(self) -> int:
-        if self.selected:
-            return self.selected[1] - self.selected[0]
-        return math.prod(self.shape)
+        return math.prod(self.shape) if self.selected is None else len(self.selected)
 
     def __getitem__(self, windows: slice) -> WindowGrid:
         if not isinstance(windows, slice):
@@ -92,7 +91,16 @@ class WindowGrid:
         start, stop, step = windows.indices(len(self))
         if step != 1:
             raise ValueError(f"a WindowGrid is sliced in steps of 1, got a step of {step}")
-        return replace(self, selected=(self.first + start, self.first + max(start, stop)))
+        return replace(self, selected=self._numbers[start:stop])
+
+    def pick(self, windows: Iterable[int]) -> WindowGrid:
+        """The grid of some of these windows, in this order."""
+        return replace(self, selected=tuple(self._numbers[window] for window in windows))
+
+    @property
+    def _numbers(self) -> range | tuple[int, ...]:
+        """The numbers of these windows in the whole grid."""
+        return range(math.prod(self.shape)) if self.selected is None else self.selected
 
     def chunks(self, size: int) -> Iterator[WindowGrid]:
         """The grid in consecutive parts of at most ``size`` windows."""
@@ -102,8 +110,7 @@ class WindowGrid:
     @cached_property
     def corner_array(self) -> Integers:
         """Each window's first pixel, (W, dims), as a NumPy array."""
-        numbers = np.arange(self.first, self.first + len(self))
-        places = np.unravel_index(numbers, self.shape)
+        places = np.unravel_index(np.array(self._numbers, dtype=np.int64), self.shape)
         corners = [starts[place] for starts, place in zip(self.starts, places, strict=True)]
         return np.stack(corners, axis=1)
 
@@ -151,7 +158,7 @@ class WindowGrid:
         Returns:
             (..., *space).
         """
-        if self.selected:
+        if self.selected is not None:
             raise ValueError("only values of the whole grid can be averaged, not those of a part")
         averaged = values.reshape(*values.shape[:-1], *self.shape)
         for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):

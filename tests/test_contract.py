@@ -304,7 +304,7 @@ def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
         kept.append(scores.numel())
         return marginalise(scores, output)
 
-    monkeypatch.setattr("captum_pda.pipeline.marginalise", watched)
+    monkeypatch.setattr("captum_pda.sampled_scores.marginalise", watched)
     torch.testing.assert_close(pda.evidence(images).scores_without, expected.scores_without)
     assert max(kept) <= 40 * 5
     assert "40" in repr(expected)

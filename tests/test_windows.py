@@ -188,3 +188,14 @@ def test_windows_that_make_no_sense(window, stride, error, says):
 
 def test_a_stride_may_exceed_a_window_that_covers_the_axis():
     assert grid_for((1, 3, 9, 4), (3, 4), (3, 9)).shape == (3, 1)
+
+
+def test_picked_windows_are_those_of_the_grid():
+    grid = WindowGrid((12, 9), (4, 3), (2, 2))
+    picked = grid[5:].pick([7, 0, 2])
+    assert len(picked) == 3
+    assert picked.first == 12
+    assert np.array_equal(picked.corner_array, grid.corner_array[[12, 5, 7]])
+    assert np.array_equal(picked[1:].corner_array, grid.corner_array[[5, 7]])
+    with pytest.raises(ValueError, match="whole grid"):
+        picked.average(torch.zeros(3))
