@@ -69,13 +69,12 @@ def visualize_strongest_windows(
     else:
         figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 1 + 2 * n)
     unit = "" if evidence.output == "raw" else UNITS.get(evidence.measure, "")
-    draw_picture(axes[0], shown)
+    draw_windows(axes[0], shown, *kinds)
     finish(axes[0], title)
     for panel in axes[1:]:
         panel.axis("off")
     for row, (windows, colour) in enumerate(zip(kinds, (FOR, AGAINST), strict=True)):
         for number, window in enumerate(windows):
-            _frame(axes[0], window, colour, str(number + 1))
             panel = axes[1 + row * n + number]
             panel.axis("on")
             _look_closely(panel, shown, window, colour)
@@ -83,6 +82,20 @@ def visualize_strongest_windows(
     if plt_fig_axis is None and use_pyplot:
         show()
     return figure, axes
+
+
+def draw_windows(
+    axes: Axes,
+    shown: Floats,
+    speak_for: Sequence[StrongWindow],
+    speak_against: Sequence[StrongWindow],
+) -> None:
+    """Draw an image with numbered windows, red for and blue against."""
+    draw_picture(axes, shown)
+    finish(axes, None)
+    for windows, colour in ((speak_for, FOR), (speak_against, AGAINST)):
+        for number, window in enumerate(windows, start=1):
+            _frame(axes, window, colour, str(number))
 
 
 def _frame(axes: Axes, window: StrongWindow, colour: str, number: str | None = None) -> None:

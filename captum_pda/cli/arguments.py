@@ -1,0 +1,69 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from captum_pda.cli.errors import UsageError
+from captum_pda.cli.models import DEFAULT_MODEL
+
+
+def positive(given: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        number = int(given)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 1")
+    return number
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Which model to explain."""
+    model = parser.add_argument_group("the model")
+    add_model_name(model)
+    model.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="your own weights for it: a state_dict (.pt, .pth) or .safetensors; loaded without "
+        "running code",
+    )
+    model.add_argument(
+        "--labels", type=Path, metavar="FILE", help="the names of its classes, one a line"
+    )
+    model.add_argument(
+        "--device",
+        default="auto",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, mps ... (default: a GPU if there is one)",
+    )
+
+
+def add_model_name(group: argparse._ActionsContainer) -> None:
+    """The option that names a model, and with it the transforms of its photos."""
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help="a classifier of torchvision, such as resnet50 or vit_b_16, with its own weights and "
+        "transforms; or %(default)s (default), whose weights come by pip",
+    )
+
+
+def device_for(name: str) -> torch.device:
+    """The device of a name, if this machine has it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(
+            f"--device {name} is not on this machine; leave it out, or use cpu"
+        ) from None
+    return device

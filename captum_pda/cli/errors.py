@@ -1,0 +1,34 @@
+"""Errors that end a command with one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class CommandError(Exception):
+    """The command failed: what happened, and the next step."""
+
+    exit_code = 1
+
+
+class UsageError(CommandError):
+    """The command was asked for something that it cannot do."""
+
+    exit_code = 2
+
+
+def optional_module(name: str) -> ModuleType:
+    """A module that only the commands need, or the line that says how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise CommandError(
+            f"this command needs {name.partition('.')[0]} ({error}); install it with: "
+            'pip install "captum_pda[demo]"'
+        ) from error
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

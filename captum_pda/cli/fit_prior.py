@@ -1,0 +1,98 @@
+"""``captum-pda fit-prior``: learn from a folder of photos what to expect in a window."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from captum_pda.cli.arguments import add_model_name, positive
+from captum_pda.cli.errors import CommandError, UsageError
+from captum_pda.cli.models import preprocessing_for
+from captum_pda.cli.photos import find_photos, load_photo
+from captum_pda.priors import GaussianPatchPrior
+from captum_pda.priors.gaussian import CHANNELS, COVARIANCES
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The options of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fit-prior",
+        help="learn from a folder of photos what to expect in a window",
+        description="Fit a Gaussian patch prior to all photos in a folder and its subfolders, as "
+        "the model sees them, and save it for `captum-pda explain --prior FILE` and "
+        "GaussianPatchPrior.load(FILE).",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the photos are")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("prior.safetensors"),
+        metavar="FILE",
+        help="where to save the prior (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the file if there is one already"
+    )
+    parser.add_argument(
+        "--patch-size",
+        type=positive,
+        default=18,
+        metavar="PIXELS",
+        help="the side of a window with its surroundings; larger than any window it is to serve "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--covariance",
+        choices=tuple(COVARIANCES),
+        default="stationary",
+        help="stationary: alike everywhere in a patch (default). full: the papers' model, which "
+        "needs many photos",
+    )
+    parser.add_argument(
+        "--channels",
+        choices=CHANNELS,
+        default="joint",
+        help="whether colours are expected to go together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="use the first N photos only (in order of name)"
+    )
+    add_model_name(parser)
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Fit photo by photo; those that cannot be read are told and left out."""
+    check_output(options.output, options.overwrite)
+    preprocess = preprocessing_for(options.model)
+    paths = find_photos(options.folder)[: options.limit]
+    prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
+    unreadable = 0
+    for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):
+        try:
+            prior.partial_fit(preprocess(load_photo(path)))
+        except CommandError as error:
+            unreadable += 1
+            tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)
+    if unreadable == len(paths):
+        raise CommandError(
+            f"none of the {len(paths)} photos in {options.folder} could be read; nothing is saved"
+        )
+    prior.save(options.output, overwrite=options.overwrite)
+    if not options.quiet:
+        left_out = f", {unreadable} could not be read" if unreadable else ""
+        print(f"Fitted on {len(paths) - unreadable} photos{left_out}.")
+        print(f"Written: {options.output}")
+    return 0
+
+
+def check_output(path: Path, overwrite: bool) -> None:
+    """Refuse a place that cannot be written before the work, not after it."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--output {path} must be a file in a folder that exists")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; choose another --output, or add --overwrite")

@@ -1,0 +1,93 @@
+"""The command line: which command to run, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+
+from captum_pda import __version__
+from captum_pda.cli import demo, explain, fit_prior
+from captum_pda.cli.errors import CommandError, one_line
+
+DESCRIPTION = """\
+Which parts of a photo speak for a classifier's answer, and which against it?
+
+captum-pda slides a window over the photo, asks what the classifier would say if it could not see
+that window, and reports the difference in bits: red speaks for the class, blue against it."""
+
+EXAMPLES = """\
+examples:
+  captum-pda demo                                   a photo, three algorithms, one picture
+  captum-pda explain cat.jpg                        why the top class?
+  captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
+  captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos
+  captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
+  captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
+  captum-pda fit-prior photos/ --output mine.safetensors
+  captum-pda explain cat.jpg --prior mine.safetensors
+
+`captum-pda COMMAND --help` lists what a command takes.
+Exit codes: 0 all done, 1 something failed, 2 wrong usage, 130 stopped by ctrl-C."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="captum-pda",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"captum-pda {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (demo, explain, fit_prior):
+        added = command.add_parser(commands)
+        added.add_argument(
+            "--quiet", action="store_true", help="no progress bar, and no words but errors"
+        )
+        added.add_argument(
+            "--debug", action="store_true", help="show the whole traceback of an error"
+        )
+        added.set_defaults(run=command.run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the return value is its exit code.
+
+    Example::
+
+        >>> main(["explain", "cat.jpg", "--target", "tabby"])
+        0
+    """
+    try:
+        options = make_parser().parse_args(arguments)
+    except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
+        return int(ended.code or 0)
+    with warnings.catch_warnings():
+        warnings.showwarning = _note
+        try:
+            return int(options.run(options))
+        except KeyboardInterrupt:
+            print("\ncaptum-pda: stopped", file=sys.stderr)
+            return 130
+        except CommandError as error:
+            return _fail(error, options, error.exit_code)
+        except Exception as error:  # Whatever it is, a person gets one line.
+            return _fail(error, options, 1)
+
+
+def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
+    if options.debug:
+        raise error
+    kind = "" if isinstance(error, CommandError | ValueError | OSError) else type(error).__name__
+    hint = f" ({kind}; run again with --debug to see where)" if kind else ""
+    print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
+    return exit_code
+
+
+def _note(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line."""
+    print(f"captum-pda: note: {' '.join(str(message).split())}", file=sys.stderr)

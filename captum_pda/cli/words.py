@@ -1,0 +1,55 @@
+"""An explanation in words and bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from captum_pda.cli.explanation import Answer
+from captum_pda.strongest import StrongWindow
+
+ROWS = ("upper", "middle", "lower")
+COLUMNS = ("left", "middle", "right")
+
+
+def top_classes(probabilities: Tensor, labels: Sequence[str], n: int = 5) -> str:
+    """The classes with the highest probability: "espresso 95.0%, cup 1.5%"."""
+    best = probabilities.topk(min(n, len(labels)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return ", ".join(f"{labels[number]} {share:.1%}" for number, share in pairs)
+
+
+def answer_lines(answer: Answer, space: tuple[int, ...]) -> Iterator[str]:
+    """What speaks for a class and what against it, the strongest first."""
+    for verb, windows in (("for", answer.speak_for), ("against", answer.speak_against)):
+        yield f"What speaks {verb} {answer.name}:"
+        if not windows:
+            yield "  nothing"
+        for window in windows:
+            yield f"  {window_words(window, space)}"
+
+
+def window_words(window: StrongWindow, space: tuple[int, ...]) -> str:
+    """Where a window lies, its evidence in bits, and what that does to the odds."""
+    rows, columns = (
+        f"{start}-{start + width - 1}"
+        for start, width in zip(window.corner, window.shape, strict=True)
+    )
+    times = 2 ** min(abs(window.value), 99.0)
+    change = "higher" if window.value > 0 else "lower"
+    return (
+        f"{window.value:+.2f} bits  {place(window, space)} (rows {rows}, columns {columns}): "
+        f"seeing it makes the odds {times:.3g} times {change}"
+    )
+
+
+def place(window: StrongWindow, space: tuple[int, ...]) -> str:
+    """The ninth of the image in which a window's middle lies: "the upper left"."""
+    thirds = [
+        min(int(3 * (start + width / 2) / size), 2)
+        for start, width, size in zip(window.corner, window.shape, space, strict=True)
+    ]
+    if thirds == [1, 1]:
+        return "the centre"
+    return f"the {ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
