@@ -19,7 +19,7 @@ from captum_pda.windows import WindowGrid
 
 #: Windows that both engines run, to be compared.
 PROBED = 6
-#: Windows on which the incremental engine is timed, since its calls cost time for few copies too.
+#: Copies on which the incremental engine is timed, since its calls cost time for few copies too.
 TIMED = 18
 #: Fewer copies than this are done sooner than a probe pays.
 WORTH_A_PROBE = 16 * PROBED
@@ -92,10 +92,11 @@ class PreparedAuto:
         half, middle = PROBED // 2, len(grid) // 2
         parts = [slice(0, half), slice(middle, middle + half)]
         timed = slice(middle, min(middle + TIMED, len(grid)))
+        samples = -(-TIMED // (timed.stop - timed.start))
         try:
             # The first pass also computes the unperturbed example, so it is not timed.
             _, outputs = _outputs(incremental, grid, fills, parts)
-            incremental_time, timed_outputs = _outputs(incremental, grid, fills, [timed])
+            incremental_time, timed_outputs = _outputs(incremental, grid, fills, [timed], samples)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"the incremental engine failed: {error}")
         dense_time, expected = _outputs(dense, grid, fills, parts)
@@ -118,13 +119,13 @@ class PreparedAuto:
 
 
 def _outputs(
-    engine: PreparedEngine, grid: WindowGrid, fills: Tensor, parts: list[slice]
+    engine: PreparedEngine, grid: WindowGrid, fills: Tensor, parts: list[slice], samples: int = 1
 ) -> tuple[float, Tensor]:
-    """The time that some windows take, and the model's outputs for them."""
+    """The time that some fills of some windows take, and the model's outputs for them."""
     start = time.perf_counter()
     outputs = torch.cat(
         [
-            engine.scores(grid[part], fills[:1, part], _everything, _nothing).flatten(0, 1)
+            engine.scores(grid[part], fills[:samples, part], _everything, _nothing).flatten(0, 1)
             for part in parts
         ]
     )
