@@ -26,18 +26,21 @@ from captum_pda.cli.photos import load_photo
 MODEL = "mobilenet_v3_small"
 WINDOW = 16
 COARSE = ("--window", "16", "--stride", "16")
+#: For tests in which the algorithm does not matter.
+QUICK = ("--method", "gradient")
 LABELS = ("ant", "bee", "honey bee", "cat", "dog")
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small untrained model of five classes, with logits large enough to differ."""
+    """A small untrained model of five classes, normalised so that its answers differ."""
     torch.manual_seed(0)
-    model = torchvision.models.get_model(MODEL, weights=None, num_classes=5).eval()
-    last = model.classifier[-1]
+    model = torchvision.models.get_model(MODEL, weights=None, num_classes=5)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
     with torch.no_grad():
-        spread = (model(torch.randn(1, 3, 224, 224)) - last.bias).std()
-        last.weight.mul_(2 / spread)
+        model(torch.randn(8, 3, 64, 64))
     path = tmp_path_factory.mktemp("weights") / "five.pth"
     torch.save(model.state_dict(), path)
     return path
@@ -78,7 +81,7 @@ def test_a_picture_and_the_map_of_the_top_class(
     top = int(probabilities.argmax())
     bits = EfficientPDA(model).attribute(image, top, None, WINDOW, WINDOW)[0, 0]
     with np.load("cat_evidence.npz") as file:
-        np.testing.assert_allclose(file["bits"], bits[None], atol=1e-5)
+        np.testing.assert_allclose(file["bits"], bits[None], atol=1e-3 * float(abs(bits).max()))
         np.testing.assert_allclose(file["probabilities"], probabilities, atol=1e-6)
         assert (file["first"].tolist(), file["second"].tolist()) == ([top], [-1])
         settings = json.loads(str(file["settings"]))
@@ -110,7 +113,7 @@ def test_methods(weights: Path, method: str, attribution) -> None:
         image, target=4, sliding_window_shapes=WINDOW, strides=WINDOW, **settings
     )
     with np.load("cat_evidence.npz") as file:
-        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-5)
+        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
 
 
 def test_several_classes_from_one_pass(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +132,9 @@ def test_several_classes_from_one_pass(weights: Path, monkeypatch: pytest.Monkey
     with np.load("cat_evidence.npz") as file:
         assert file["first"].tolist() == [*top, 4]
         assert file["second"].tolist() == [-1, -1, -1, 3]
-        np.testing.assert_allclose(file["bits"][3], contrast[0, 0], atol=1e-5)
+        np.testing.assert_allclose(
+            file["bits"][3], contrast[0, 0], atol=1e-3 * float(contrast.abs().max())
+        )
 
 
 def test_contrast_alone_and_by_gradient(weights: Path) -> None:
@@ -146,17 +151,20 @@ def test_contrast_alone_and_by_gradient(weights: Path) -> None:
     raw = GradientPDA(difference, output="raw").attribute(
         image, target=0, sliding_window_shapes=WINDOW, strides=WINDOW
     )
-    np.testing.assert_allclose(bits, raw[0, 0], atol=1e-5)
+    np.testing.assert_allclose(bits, raw[0, 0], atol=1e-3 * float(abs(bits).max()))
 
 
 def test_several_targets_by_number_and_part_of_a_name(weights: Path) -> None:
-    assert run(weights, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0") == 0
+    assert (
+        run(weights, *QUICK, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0")
+        == 0
+    )
     with np.load("cat_evidence.npz") as file:
         assert file["first"].tolist() == [0, 2]
 
 
 def test_safetensors(weights: Path) -> None:
-    assert run(weights, "cat.png", "--raw", "safetensors", "--output", "out/mine.png") == 0
+    assert run(weights, *QUICK, "cat.png", "--raw", "safetensors", "--output", "out/mine.png") == 0
     with safe_open("out/mine.safetensors", framework="pt") as file:
         assert file.get_tensor("bits").shape == (1, 224, 224)
         assert json.loads(file.metadata()["settings"])["photo"] == "cat.png"
@@ -164,7 +172,7 @@ def test_safetensors(weights: Path) -> None:
 
 
 def test_several_photos_go_to_a_folder(weights: Path) -> None:
-    assert run(weights, "cat.png", "dog.png", "--output", "out", "--raw", "none") == 0
+    assert run(weights, *QUICK, "cat.png", "dog.png", "--output", "out", "--raw", "none") == 0
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "cat_evidence.png",
         "dog_evidence.png",
@@ -175,7 +183,7 @@ def test_a_broken_photo_does_not_stop_the_others(
     weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("broken.jpg").write_bytes(b"nothing")
-    assert run(weights, "broken.jpg", "cat.png") == 1
+    assert run(weights, *QUICK, "broken.jpg", "cat.png") == 1
     assert Path("cat_evidence.npz").exists()
     lines = capsys.readouterr().err.splitlines()
     assert any("broken.jpg is not a photo" in line for line in lines)
@@ -209,7 +217,7 @@ def test_prior_from_a_folder(weights: Path, capsys: pytest.CaptureFixture[str]) 
         image, target=1, sliding_window_shapes=4, strides=4
     )
     with np.load("cat_evidence.npz") as file:
-        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-5)
+        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
 
     assert main([*fit, "--model", MODEL]) == 2
     assert "mine.safetensors exists; choose another --output" in capsys.readouterr().err
@@ -255,7 +263,7 @@ def test_errors_are_one_line_with_the_next_step(
         if "--weights" not in arguments:
             arguments += ["--weights", str(weights)]
     if arguments[:1] == ["demo"]:
-        arguments = [*arguments, "--stride", "16", "--quiet"]
+        arguments = [*arguments, "--quiet"]
     assert main(arguments) == code
     said = capsys.readouterr()
     last = said.err.splitlines()[-1]
@@ -333,7 +341,7 @@ def test_warnings_are_one_line(weights: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_quiet_says_nothing(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(weights, "cat.png", "--quiet") == 0
+    assert run(weights, *QUICK, "cat.png", "--quiet") == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
 
@@ -349,7 +357,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_write_leaves_nothing_behind(weights: Path, folder: Path) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "cat_evidence.npz").mkdir()
-    assert run(weights, "cat.png", "--output", "out") == 1
+    assert run(weights, *QUICK, "cat.png", "--output", "out") == 1
     assert [path.name for path in (folder / "out").iterdir()] == ["cat_evidence.npz"]
 
 
@@ -359,7 +367,12 @@ def environment() -> dict[str, str]:
 
 
 def test_ctrl_c_ends_cleanly(weights: Path, folder: Path) -> None:
-    command = [sys.executable, "-m", "captum_pda", "explain", "cat.png", "--model", MODEL]
+    # What runs in the background may be told to pass ctrl-C over.
+    listen = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('captum_pda', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", listen, "explain", "cat.png", "--model", MODEL]
     command += ["--weights", str(weights), "--window", "8", "--stride", "1"]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, cwd=folder, env=environment()

@@ -72,4 +72,5 @@ class _SeparateReLU6(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         which = self.call % len(self.lower)
         self.call += 1
-        return torch.sub(self.lower[which](x), self.upper[which](x - 6))
+        # Captum replaces the gradient of what enters a ReLU, so each gets a tensor of its own.
+        return torch.sub(self.lower[which](x.clone()), self.upper[which](x - 6))

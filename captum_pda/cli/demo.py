@@ -15,7 +15,7 @@ from captum_pda.cli.captum_methods import captum_maps
 from captum_pda.cli.errors import optional_module
 from captum_pda.cli.explanation import Answer, Explanation, Question, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
-from captum_pda.cli.results import write_figure
+from captum_pda.cli.results import make_folder, write_figure
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.visualization import visualize_evidence
 from captum_pda.visualization.arrays import picture
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The options of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
-        help="explain a photo of a cup of coffee, and draw one picture",
+        help="explain a photo of a cat, and draw one picture",
         description="Explain a photo that comes with scikit-image by a network whose weights come "
         "by pip (EfficientNet-lite0), by all three algorithms next to Saliency, DeepLift and "
         "GradCAM. Takes about a minute, and needs no network.",
@@ -57,7 +57,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Explain, tell, and draw."""
     say = (lambda *_: None) if options.quiet else print
-    photo = Image.fromarray(optional_module("skimage.data").coffee())
+    make_folder(options.output.parent)
+    photo = Image.fromarray(optional_module("skimage.data").chelsea())
     classifier = load_classifier()
     image = classifier.preprocessing(photo)
     explanations = {}
@@ -85,7 +86,7 @@ def draw(classifier: Classifier, explanations: dict[str, Explanation]) -> Figure
     answer, image = efficient.answers[0], efficient.image
     normalisation = classifier.preprocessing.mean, classifier.preprocessing.std
     shown = picture(image, *normalisation)
-    figure = Figure(figsize=(13, 7.6), layout="compressed")
+    figure = Figure(figsize=(12, 7.4), layout="compressed")
     (first, *ours), (second, *captums) = figure.subplots(2, 4)
 
     share = float(efficient.probabilities[answer.classes[0]])
@@ -120,8 +121,7 @@ def _draw_strongest(axes: Axes, shown: Any, answer: Answer) -> None:
     """The photo with the strongest windows by EfficientPDA."""
     draw_windows(axes, shown, answer.speak_for, answer.speak_against)
     best = max(answer.speak_for + answer.speak_against, key=lambda window: abs(window.value))
-    axes.set_title("strongest windows of EfficientPDA")
-    axes.set_xlabel(f"the strongest says {best.value:+.2f} bits")
+    axes.set_title(f"strongest windows, up to {abs(best.value):.2f} bits")
 
 
 def _draw_captums(

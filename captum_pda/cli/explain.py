@@ -14,7 +14,7 @@ from captum_pda.cli.errors import CommandError, UsageError, one_line
 from captum_pda.cli.explanation import METHODS, Explanation, Question, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import load_photo
-from captum_pda.cli.results import RAW_FORMATS, write_numbers, write_picture
+from captum_pda.cli.results import RAW_FORMATS, make_folder, write_numbers, write_picture
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.priors import GaussianPatchPrior
 
@@ -111,6 +111,8 @@ def run(options: argparse.Namespace) -> int:
     """Explain each photo; one that fails is told, and the others go on."""
     question = make_question(options)
     places = places_for(options.images, options.output)
+    for place in places.values():
+        make_folder(place.parent)
     classifier = load_classifier(
         options.model, options.weights, options.labels, device_for(options.device)
     )

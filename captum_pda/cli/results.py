@@ -28,22 +28,24 @@ RAW_FORMATS = ("npz", "safetensors", "none")
 DPI = 110
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder for results, before the work rather than after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file whole or not at all."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         os.replace(part, path)
     except OSError as error:
+        raise _not_written(path, error) from error
+    finally:
         part.unlink(missing_ok=True)
-        raise CommandError(
-            f"{path} cannot be written ({error.strerror or error}); choose another place with "
-            "--output"
-        ) from error
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def write_figure(path: Path, figure: Figure) -> None:
@@ -98,3 +100,9 @@ def write_numbers(path: Path, explanation: Explanation, settings: Mapping[str, A
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(content, settings=np.array(header), **arrays)
     write_atomically(path, content.getvalue())
+
+
+def _not_written(path: Path, error: OSError) -> CommandError:
+    return CommandError(
+        f"{path} cannot be written ({error.strerror or error}); choose another place with --output"
+    )
