@@ -82,6 +82,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="how many samples a window gets with --method sampled (default: %(default)s)",
     )
     how.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="the same number draws the same samples (default: %(default)s)",
+    )
+    how.add_argument(
         "--prior",
         type=Path,
         metavar="FILE",
@@ -152,6 +159,7 @@ def make_question(options: argparse.Namespace) -> Question:
         window=options.window,
         stride=options.stride or max(1, options.window // 2),
         n_samples=options.samples,
+        seed=options.seed,
         targets=tuple(options.target),
         n_top=0 if only_contrast else options.classes or 1,
         contrast=tuple(options.contrast) if options.contrast else None,
@@ -201,6 +209,7 @@ def write_result(
             "window": question.window,
             "stride": question.stride,
             "samples": question.n_samples if question.method == "sampled" else None,
+            "seed": question.seed if question.method == "sampled" else None,
             "measure": "weight_of_evidence",
             "captum_pda": __version__,
         }

@@ -31,7 +31,7 @@ class Question:
     Args:
         method: "efficient", "sampled" or "gradient".
         window, stride: in pixels of the model's input.
-        n_samples: for "sampled".
+        n_samples, seed: for "sampled"; the same seed draws the same samples.
         targets: classes by number or name; without any, the ``n_top`` classes with the highest
             probability.
         contrast: two classes to tell apart.
@@ -42,6 +42,7 @@ class Question:
     window: int = 10
     stride: int = 5
     n_samples: int = 10
+    seed: int = 0
     targets: tuple[str, ...] = ()
     n_top: int = 1
     contrast: tuple[str, str] | None = None
@@ -135,6 +136,7 @@ def gather_evidence(
     }
     if question.method == "sampled":
         settings["n_samples"] = question.n_samples
+        settings["generator"] = torch.Generator().manual_seed(question.seed)
     return method(classifier.model, prior=prior).evidence(image, **settings)
 
 
