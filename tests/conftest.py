@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from captum_pda import EfficientPDA, GradientPDA, SampledPDA
 
-# Tensors here are small: threads would only wait for each other.
+# Tensors here are small, and tests run side by side: threads would only wait for each other, also
+# those of the processes that tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 METHODS = (EfficientPDA, SampledPDA, GradientPDA)
 PERTURBATION_METHODS = (EfficientPDA, SampledPDA)
