@@ -76,7 +76,8 @@ class SampledPDA(PerturbationPDA):
             strides,
             perturbations_per_eval,
             show_progress,
-            draw=_samples(n_samples, generator),
+            draw=_samples(n_samples),
+            seed=host.draw_seed(generator),
             n_samples=n_samples,
             tolerance=check_tolerance(tolerance),
         )
@@ -114,7 +115,8 @@ class SampledPDA(PerturbationPDA):
             perturbations_per_eval,
             show_progress,
             every=True,
-            draw=_samples(n_samples, generator),
+            draw=_samples(n_samples),
+            seed=host.draw_seed(generator),
             n_samples=n_samples,
             tolerance=check_tolerance(tolerance),
             tolerance_target=tolerance_target,
@@ -122,10 +124,8 @@ class SampledPDA(PerturbationPDA):
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
 
-def _samples(n_samples: int, generator: torch.Generator | None) -> DrawFills:
-    seed = host.draw_seed(generator)
-
-    def draw(prior: Any, example: Tensor) -> Fill:
+def _samples(n_samples: int) -> DrawFills:
+    def draw(prior: Any, example: Tensor, seed: int) -> Fill:
         return lambda grid: prior.sample(
             example, grid, n_samples, host.generator_for(seed, grid.first, example.device)
         )[:, 0]
