@@ -61,7 +61,7 @@ def merge_moments(
 def _sum_at_once(sums: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """The sums over all ranks, in a single message."""
     flat = ranks.sum(torch.cat([tensor.reshape(-1) for tensor in sums.values()]))
-    parts = flat.split([tensor.numel() for tensor in sums.values()])
+    parts = torch.split(flat, [tensor.numel() for tensor in sums.values()])
     return {
         name: part.view_as(tensor)
         for (name, tensor), part in zip(sums.items(), parts, strict=True)
