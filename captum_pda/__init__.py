@@ -4,6 +4,7 @@
 and which against it, in bits.
 """
 
+from captum_pda import diagnostics
 from captum_pda.efficient_pda import EfficientPDA
 from captum_pda.engine import (
     DenseEngine,
@@ -46,4 +47,5 @@ __all__ = [
     "SampledPDA",
     "WindowEvidence",
     "WindowGrid",
+    "diagnostics",
 ]

@@ -11,6 +11,7 @@ from captum_pda.evidence import WindowEvidence
 from captum_pda.perturbation_pda import PerturbationPDA
 from captum_pda.pipeline import Fill
 from captum_pda.window_arguments import Extents
+from captum_pda.windows import WindowGrid
 
 
 class EfficientPDA(PerturbationPDA):
@@ -82,10 +83,14 @@ class EfficientPDA(PerturbationPDA):
         strides: Extents = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
     ) -> WindowEvidence:
         """The evidence of each window for every output, from the forward passes of one map.
 
-        Arguments as in ``attribute``. Memory grows with windows times outputs.
+        Arguments as in ``attribute``. ``windows`` asks for some windows only, in place of
+        ``sliding_window_shapes`` and ``strides``: part of a WindowGrid, such as
+        ``WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``; one for each tensor of a tuple.
+        Memory grows with windows times outputs.
         """
         evidence = self._explain(
             inputs,
@@ -96,6 +101,7 @@ class EfficientPDA(PerturbationPDA):
             perturbations_per_eval,
             show_progress,
             every=True,
+            windows=windows,
             draw=_conditional_mean,
         )
         return cast(WindowEvidence, self._check_finite(evidence, evidence))

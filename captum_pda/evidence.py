@@ -99,6 +99,15 @@ class WindowEvidence:
             ),
         )
 
+    def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """P(c|x without w) of ``target`` for each window w, or the raw output, (N, W)."""
+        columns = self._columns(target, "target")
+        prediction = measure_for(self.output, "probability_difference")
+        return format_output(
+            self.is_tuple,
+            tuple(prediction(_pick(without, columns)) for without in self.scores_without),
+        )
+
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
         """How many contents of each window the model has seen, (N, W)."""

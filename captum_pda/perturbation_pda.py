@@ -25,8 +25,9 @@ from captum_pda.sampled_scores import SampledScores
 from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
 from captum_pda.targets import target_columns, watched_columns
-from captum_pda.window_arguments import Extents, make_grids
+from captum_pda.window_arguments import Extents, given_grids, make_grids
 from captum_pda.window_shares import agree, bring_together
+from captum_pda.windows import WindowGrid
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -109,20 +110,24 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         draw: DrawFills,
         seed: int = 0,
         every: bool = False,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         n_samples: int = 1,
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
     ) -> WindowEvidence:
         """Evidence for every output, or (as the only column) for each example's target."""
         tensors = check_inputs(inputs)
-        grids = make_grids(tensors, sliding_window_shapes, strides)
+        if windows is None:
+            grids = make_grids(tensors, sliding_window_shapes, strides)
+        else:
+            grids = given_grids(tensors, windows)
         if perturbations_per_eval is not None:
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
         ranks = Ranks(self.process_group)
         with evaluation_mode(self.forward_func):
-            # Not in inference mode: what a model caches in its first pass must stay usable.
             start = time.perf_counter()
+            # Not in inference mode: what a model caches in its first pass must stay usable.
             with ranks.failing_together(), torch.no_grad():
                 outputs = call.unperturbed()
                 shape = tuple(outputs.shape[1:])
@@ -135,7 +140,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             if tolerance is not None:
                 bounded = [0] * len(scores)
                 if every:
-                    bounded = watched_columns(tolerance_target, scores, shape, self.output)
+                    bounded = watched_columns(
+                        tolerance_target, scores, shape, self.output, "tolerance_target"
+                    )
                 stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
             keep_errors = every and n_samples > 1
             task = (grids, shape, columns, every, n_samples, perturbations_per_eval, tolerance)

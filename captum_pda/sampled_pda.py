@@ -14,6 +14,7 @@ from captum_pda.inputs import check_count, check_tolerance
 from captum_pda.perturbation_pda import DrawFills, PerturbationPDA
 from captum_pda.pipeline import Fill
 from captum_pda.window_arguments import Extents
+from captum_pda.windows import WindowGrid
 
 
 class SampledPDA(PerturbationPDA):
@@ -96,6 +97,7 @@ class SampledPDA(PerturbationPDA):
         generator: torch.Generator | None = None,
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
+        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
     ) -> WindowEvidence:
         """The evidence of each window for every output, from the forward passes of one map.
 
@@ -103,7 +105,7 @@ class SampledPDA(PerturbationPDA):
         the other outputs get the same samples: ``tolerance_target``, as ``target`` of
         ``attribute``, or without one the predicted class of each example.
         ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached.
-        Memory grows with windows times outputs.
+        ``windows`` as in ``EfficientPDA.evidence``. Memory grows with windows times outputs.
         """
         n_samples = check_count("n_samples", n_samples)
         evidence = self._explain(
@@ -115,6 +117,7 @@ class SampledPDA(PerturbationPDA):
             perturbations_per_eval,
             show_progress,
             every=True,
+            windows=windows,
             draw=_samples(n_samples),
             seed=host.draw_seed(generator),
             n_samples=n_samples,

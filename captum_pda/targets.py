@@ -39,21 +39,22 @@ def target_columns(
 
 
 def watched_columns(
-    target: TargetType, scores: Tensor, output_shape: tuple[int, ...], output: str
+    target: TargetType, scores: Tensor, output_shape: tuple[int, ...], output: str, name: str
 ) -> list[int]:
-    """The column of each example whose standard error a tolerance bounds: that of ``target``, or
-    without one the predicted class's.
+    """The column of each example that is looked at: that of ``target``, or without one the
+    predicted class's.
 
     Args:
         target: as in ``target_columns``.
         scores: with everything seen, (N, columns).
         output_shape: the shape of one example's output.
-        output: "logits", "probabilities" or "raw".
+        output: "logits", "probabilities" or "raw", which predicts no class.
+        name: what to call the argument in an error.
     """
     predicts = output != "raw" and len(output_shape) <= 1
     if target is None and predicts:
         return host.as_integers(scores.argmax(dim=1))
-    return target_columns(target, len(scores), output_shape, "tolerance_target")
+    return target_columns(target, len(scores), output_shape, name)
 
 
 def _one_each(target: Any, n_examples: int, name: str) -> list[Any]:

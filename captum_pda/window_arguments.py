@@ -33,6 +33,22 @@ def make_grids(
     )
 
 
+def given_grids(
+    inputs: tuple[Tensor, ...], windows: WindowGrid | tuple[WindowGrid, ...]
+) -> tuple[WindowGrid, ...]:
+    """Check that grids chosen by the user fit the input tensors, one each."""
+    grids = windows if isinstance(windows, tuple) else (windows,)
+    spaces = [tuple(tensor.shape[2:]) for tensor in inputs]
+    if [grid.space for grid in grids] != spaces:
+        raise ValueError(
+            f"windows lie in spaces of {[grid.space for grid in grids]}, where the inputs have "
+            f"{spaces}; make a WindowGrid(space, window, strides) for each tensor"
+        )
+    if not all(len(grid) for grid in grids):
+        raise ValueError("windows holds no window; pick at least one")
+    return grids
+
+
 def _one_each(given: Extents, n_tensors: int, name: str) -> list[int | Sequence[int] | None]:
     """Split an argument over the input tensors."""
     if given is None or _is_integer(given):

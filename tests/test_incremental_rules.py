@@ -16,6 +16,7 @@ from torch import Tensor
 from captum_pda import WindowGrid
 from captum_pda.engine import convolution_rules as convolutions
 from captum_pda.engine import joining_rules as joining
+from captum_pda.engine import padding_rules as padding
 from captum_pda.engine import pixel_rules as pixels
 from captum_pda.engine import pooling_rules as pooling
 from captum_pda.engine import shape_rules as shapes
@@ -218,7 +219,7 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.split([1, 3], dim=1)[1],
     ],
     shapes.index: [squeeze_first, lambda x: x[:, :2], lambda x: x[:, 1, ...], lambda x: x[:, -1]],
-    shapes.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))],
+    padding.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))],
 }
 
 

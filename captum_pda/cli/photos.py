@@ -20,7 +20,6 @@ FORMATS = (
     "GIF",
     "JPEG",
     "JPEG2000",
-    "MPO",
     "PNG",
     "PPM",
     "TGA",

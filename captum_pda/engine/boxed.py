@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda.engine.postponed import Fresh, Origin, Postponed
 from captum_pda.engine.spans import Integers, Span
-
-
-class Postponed(Protocol):
-    """Values that are computed when they are first needed."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the values."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the values will be."""
-        ...
-
-    def compute(self) -> Tensor:
-        """The values, in memory of their own."""
-        ...
 
 
 class Boxed:
@@ -140,9 +118,13 @@ class Boxed:
         pixels = torch.cat([unperturbed, edge, boxes]).index_select(0, index.reshape(-1))
         return _maps(pixels, tuple(index.shape), self.values.shape, self.space)
 
+    def lies_at(self, spans: tuple[Span, ...]) -> bool:
+        """Whether the boxes are just these."""
+        return all(mine.same_boxes(other) for mine, other in zip(self.spans, spans, strict=True))
+
     def at(self, spans: tuple[Span, ...]) -> Tensor:
         """What is in boxes at these places, which hold at least what can differ."""
-        if all(mine.same_boxes(other) for mine, other in zip(self.spans, spans, strict=True)):
+        if self.lies_at(spans):
             return self.values
         return self.take([span.places for span in spans])
 
@@ -173,6 +155,34 @@ class Boxed:
         edge = math.prod(span.size for span in self.spans)
         numbers: Integers = np.where(boxed, in_box + (edge + 1), np.where(outside, edge, in_map))
         return numbers
+
+
+def postpone(
+    origin: Origin,
+    function: Callable[[], Tensor],
+    like: Boxed,
+    spans: tuple[Span, ...],
+    base: Tensor | None,
+    sizes: dict[int, int] | None = None,
+) -> Boxed:
+    """The result of a function that returns memory of its own, to be computed when it is needed.
+
+    It has the type and the shape of ``like``, but for other boxes, and other ``sizes`` of some
+    dimensions.
+    """
+    shape = list(like.shape)
+    for axis, size in (sizes or {}).items():
+        shape[axis] = size
+    for axis, span in zip(like.space, spans, strict=True):
+        shape[axis] = span.length
+    values = Fresh(
+        origin=origin,
+        shape=tuple(shape),
+        dtype=like.dtype,
+        device=like.device,
+        function=function,
+    )
+    return Boxed(values if origin.can_wait else values.compute(), spans, base, like.space)
 
 
 def _holds_exactly(span: Span, places: Integers) -> bool:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_pda.engine.boxed import Boxed, read_boxes
+from captum_pda.engine.boxed import Boxed, postpone, read_boxes
 from captum_pda.engine.going_dense import GoDense
+from captum_pda.engine.padding_rules import PostponedPadding
+from captum_pda.engine.postponed import Postponed
 from captum_pda.engine.run import Run
 from captum_pda.engine.sliding import slide_boxes, slides_for, spans_after, whole_sizes
-from captum_pda.engine.spans import Slide, Span
+from captum_pda.engine.spans import Slide, Span, per_axis
 from captum_pda.engine.winograd import Convolver
 
 #: Channels from which convolving differences pays.
 WORTH_IT = 16
-
-#: An activation that may work in place, with its further arguments.
-Activation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Onto:
         return Boxed(values, self.reached, self.base, space).at(self.spans)
 
 
-@dataclass(frozen=True)
-class PostponedConvolution:
+@dataclass(frozen=True, kw_only=True)
+class PostponedConvolution(Postponed):
     """A convolution that waits for what follows it, so that batch-norm costs nothing.
 
     With ``onto`` it is a convolution of differences, whose bias is part of what it is added to.
@@ -58,22 +58,9 @@ class PostponedConvolution:
     padding: Any
     dilation: Any
     groups: int
-    shape: tuple[int, ...]
     onto: Onto | None = None
-    activation: Activation | None = None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the result."""
-        return self.maps.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the result will be."""
-        return self.maps.device
-
-    def compute(self) -> Tensor:
-        """The convolution, then the activation."""
+    def make(self) -> Tensor:
         values = self.convolve(
             self.func,
             self.maps,
@@ -84,9 +71,7 @@ class PostponedConvolution:
             self.dilation,
             self.groups,
         )
-        if self.onto is not None:
-            values = self.onto.add(values)
-        return values if self.activation is None else self.activation(values)
+        return values if self.onto is None else self.onto.add(values)
 
 
 def convolution(
@@ -110,7 +95,8 @@ def convolution(
     autocast = torch.is_autocast_enabled(x.device.type)
     base, onto = None, None
     if x.is_whole:
-        maps, spans = x.values, whole_sizes(x, slides, padding)
+        spans = whole_sizes(x, slides, padding)
+        maps, padding = _with_its_padding(x, padding)
     else:
         base = run.base(func, x.base, weight, bias, stride, padding, dilation, groups)
         if _by_differences(slides, weight) and not autocast:
@@ -121,11 +107,35 @@ def convolution(
         else:
             maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
             padding = 0
-    shape = (x.n_copies, weight.shape[0], *(span.length for span in spans))
     values = PostponedConvolution(
-        run.convolve, func, maps, weight, bias, stride, padding, dilation, groups, shape, onto
+        origin=run.origin(),
+        shape=(x.n_copies, weight.shape[0], *(span.length for span in spans)),
+        dtype=maps.dtype,
+        device=maps.device,
+        convolve=run.convolve,
+        func=func,
+        maps=maps,
+        weight=weight,
+        bias=bias,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        onto=onto,
     )
-    return Boxed(values.compute() if autocast else values, spans, base, x.space)
+    wait = values.origin.can_wait and not autocast
+    return Boxed(values if wait else values.compute(), spans, base, x.space)
+
+
+def _with_its_padding(x: Boxed, padding: Any) -> tuple[Tensor, Any]:
+    """Maps held in full, and the padding that the convolution is to add to them."""
+    padded = x.postponed
+    if not isinstance(padded, PostponedPadding) or padded.overwrites or isinstance(padding, str):
+        return x.values, padding
+    if any(before != after for before, after in padded.amounts):
+        return x.values, padding
+    own = per_axis(padding, len(x.spans))
+    return padded.maps, [pair[0] + zeros for pair, zeros in zip(padded.amounts, own, strict=True)]
 
 
 def _by_differences(slides: list[Slide], weight: Tensor) -> bool:
@@ -157,17 +167,49 @@ def batch_norm(
         raise GoDense("its input is no batch of images")
     arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
     base = None if x.base is None else run.base(func, x.base, *arguments)
-    convolved = x.postponed
-    if isinstance(convolved, PostponedConvolution) and convolved.activation is None:
+    postponed = x.postponed
+    if isinstance(postponed, PostponedConvolution) and not postponed.overwrites:
         folded = run.memory(
-            fold, convolved.weight, convolved.bias, running_mean, running_var, weight, bias, eps
+            fold, postponed.weight, postponed.bias, running_mean, running_var, weight, bias, eps
         )
-        onto = convolved.onto
+        onto = postponed.onto
         if onto is not None and base is not None:
             onto = replace(onto, base=base)
-        values = replace(convolved, weight=folded[0], bias=folded[1], onto=onto)
+        values = replace(postponed, weight=folded[0], bias=folded[1], onto=onto)
         return Boxed(values, x.spans, base, x.space)
-    return x.like(func(x.values, *arguments), base)
+    if running_mean.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        return x.like(func(x.values, *arguments), base)
+    scale, shift = run.memory(
+        scale_and_shift, running_mean, running_var, weight, bias, eps, len(x.spans)
+    )
+    if postponed is not None:
+        overwrite = postponed.then(lambda maps: torch.addcmul(shift, maps, scale, out=maps))
+        return Boxed(overwrite, x.spans, base, x.space)
+    normalise = partial(_normalised, x, scale, shift)
+    return postpone(run.origin(), normalise, x, x.spans, base)
+
+
+def _normalised(x: Boxed, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.addcmul(shift, x.values, scale)
+
+
+def scale_and_shift(
+    mean: Tensor,
+    var: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+    n_axes: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Batch-norm as one product and one sum a channel."""
+    scale = torch.rsqrt(var + eps)
+    if gamma is not None:
+        scale = scale * gamma
+    shift = -mean * scale
+    if beta is not None:
+        shift = shift + beta
+    shape = (-1, *(1,) * n_axes)
+    return scale.reshape(shape), shift.reshape(shape)
 
 
 def fold(
@@ -180,10 +222,7 @@ def fold(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """Weights and bias of one convolution that does what a convolution and a batch-norm do."""
-    scale = torch.rsqrt(var + eps)
-    if gamma is not None:
-        scale = scale * gamma
-    shift = -mean * scale if bias is None else (bias - mean) * scale
-    if beta is not None:
-        shift = shift + beta
+    scale, shift = scale_and_shift(mean, var, gamma, beta, eps)
+    if bias is not None:
+        shift = shift + bias * scale
     return weight * scale.reshape(-1, *(1,) * (weight.dim() - 1)), shift

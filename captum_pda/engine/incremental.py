@@ -123,7 +123,7 @@ class PreparedIncremental:
 
     def _rows(self) -> int:
         """More copies than the dense engine's, since calls on boxes are over sooner."""
-        return self._batch_size.rows_for(self._example, times=4)
+        return self._batch_size.rows_for(self._example, times=3)
 
     def _where_dense(self) -> str:
         return "; ".join(f"{name}: {reason}" for name, reason in self.run.went_dense.items())

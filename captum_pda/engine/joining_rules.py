@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_pda import host
-from captum_pda.engine.boxed import Boxed, read_boxes
+from captum_pda.engine.boxed import Boxed, postpone, read_boxes
 from captum_pda.engine.going_dense import GoDense
+from captum_pda.engine.postponed import Fresh
 from captum_pda.engine.run import Run
 from captum_pda.engine.spans import Span
+
+#: Functions that add two maps.
+SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
 
 def elementwise(
@@ -28,12 +32,34 @@ def elementwise(
     spans = _union(boxed)
     if any(isinstance(number, Tensor) and number.dim() > n_dims for number in operands):
         raise GoDense("its operand has more dimensions")
+    if func in SUMS and not args and not kwargs and _same_shape(boxed):
+        return _sum(run, func, boxed[0], boxed[1], spans)
     pairs = [_operand(run, operand, boxed[0], spans) for operand in operands]
     values = func(*(pair[0] for pair in pairs), *args, **kwargs)
     if all(span.is_whole for span in spans):
         return Boxed(values, spans, None, boxed[0].space)
     base = run.base(func, *(pair[1] for pair in pairs), *args, **kwargs)
     return Boxed(values, spans, base, boxed[0].space)
+
+
+def _sum(
+    run: Run, func: Callable[..., Any], one: Boxed, other: Boxed, spans: tuple[Span, ...]
+) -> Boxed:
+    """A sum, added to a convolution's result while nobody else has seen that."""
+    for operand in (one, other):
+        if isinstance(operand.postponed, Fresh):
+            operand.values  # noqa: B018, now, since it may be needed again
+    whole = all(span.is_whole for span in spans)
+    base = None if whole else run.base(func, one.base, other.base)
+
+    return postpone(run.origin(), partial(_added, one, other, spans), one, spans, base)
+
+
+def _added(one: Boxed, other: Boxed, spans: tuple[Span, ...]) -> Tensor:
+    for into, added in ((one, other), (other, one)):
+        if into.postponed is not None and into.lies_at(spans):
+            return into.postponed.compute().add_(added.at(spans))
+    return torch.add(one.at(spans), other.at(spans))
 
 
 def concatenate(run: Run, func: Callable[..., Tensor], maps: Any, dim: int = 0) -> Boxed:
@@ -44,11 +70,32 @@ def concatenate(run: Run, func: Callable[..., Tensor], maps: Any, dim: int = 0) 
     if dim in (0, *first.space):
         raise GoDense("it joins copies or places")
     spans = _union(boxed)
+    whole = all(span.is_whole for span in spans)
+    if len(boxed) == len(maps) and _alike(boxed):
+        base = None if whole else run.base(func, [operand.base for operand in boxed], dim)
+        size = {dim: sum(operand.shape[dim] for operand in boxed)}
+        join = partial(_joined, func, boxed, spans, dim)
+        return postpone(run.origin(), join, first, spans, base, size)
     pairs = [_operand(run, operand, first, spans, same_shape=True) for operand in maps]
     values = func([pair[0] for pair in pairs], dim)
-    if all(span.is_whole for span in spans):
-        return Boxed(values, spans, None, first.space)
-    return Boxed(values, spans, run.base(func, [pair[1] for pair in pairs], dim), first.space)
+    base = None if whole else run.base(func, [pair[1] for pair in pairs], dim)
+    return Boxed(values, spans, base, first.space)
+
+
+def _joined(
+    func: Callable[..., Tensor], boxed: list[Boxed], spans: tuple[Span, ...], dim: int
+) -> Tensor:
+    return func([operand.at(spans) for operand in boxed], dim)
+
+
+def _same_shape(boxed: list[Boxed]) -> bool:
+    return len(boxed) == 2 and boxed[0].shape == boxed[1].shape and _alike(boxed)
+
+
+def _alike(boxed: list[Boxed]) -> bool:
+    """Whether maps have one floating type, so that their sum or concatenation has it too."""
+    dtype = boxed[0].dtype
+    return dtype.is_floating_point and all(operand.dtype == dtype for operand in boxed)
 
 
 def _union(boxed: list[Boxed]) -> tuple[Span, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,11 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engine.boxed import Boxed
-from captum_pda.engine.convolution_rules import PostponedConvolution
 from captum_pda.engine.going_dense import GoDense
 from captum_pda.engine.run import Run
 
-#: Activations that can overwrite the result of a convolution.
+#: Activations that can overwrite what nobody else has seen.
 OVERWRITING: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **{
         func: partial(func, inplace=True)
@@ -33,16 +31,14 @@ def pointwise(run: Run, func: Callable[..., Any], x: Boxed, *args: Any, **kwargs
     """Each number by itself."""
     if any(isinstance(argument, Tensor | Boxed) for argument in (*args, *kwargs.values())):
         raise GoDense("an argument is a tensor")
-    convolved = x.postponed
-    if isinstance(convolved, PostponedConvolution) and func in OVERWRITING:
+    if x.postponed is not None and func in OVERWRITING:
         base = None if x.is_whole else run.base(func, x.base, *args, **kwargs)
-        if convolved.activation is None:
-            activation = _after(OVERWRITING[func], args, kwargs)
-            return Boxed(replace(convolved, activation=activation), x.spans, base, x.space)
+        overwrite = _with(OVERWRITING[func], args, kwargs)
+        return Boxed(x.postponed.then(overwrite), x.spans, base, x.space)
     return per_pixel(run, func, x, *args, **kwargs)
 
 
-def _after(
+def _with(
     func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Tensor], Tensor]:
     return lambda values: func(values, *args, **kwargs)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from captum_pda.engine import convolution_rules as convolutions
 from captum_pda.engine import joining_rules as joining
+from captum_pda.engine import padding_rules as padding
 from captum_pda.engine import pixel_rules as pixels
 from captum_pda.engine import pooling_rules as pooling
 from captum_pda.engine import shape_rules as shapes
@@ -82,7 +83,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(_named("unsqueeze"), shapes.unsqueeze),
     **dict.fromkeys(_named("chunk split split_with_sizes tensor_split"), shapes.split),
     Tensor.__getitem__: shapes.index,
-    F.pad: shapes.pad,
+    F.pad: padding.pad,
 }
 
 #: Functions that write into their first argument, and their twins that do not.

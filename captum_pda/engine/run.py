@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_pda.engine.postponed import Origin
 from captum_pda.engine.unperturbed import Memory
 from captum_pda.engine.winograd import Convolver
 
@@ -32,11 +33,19 @@ class Run:
         self.channels_last = True
         #: Whether values left the tensors, so that any other tensor may depend on them.
         self.leaked = False
+        self._calls = 0
+        self._needed_twice: set[int] = set()
 
     def start(self) -> None:
         """Begin a batch."""
         self.memory.next_batch()
         self.leaked = False
+        self._calls = 0
+
+    def origin(self) -> Origin:
+        """A name for the next result that may be postponed."""
+        self._calls += 1
+        return Origin(self._calls, self._needed_twice)
 
     def base(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``func`` gives for the unperturbed example, computed once."""

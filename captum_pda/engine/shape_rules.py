@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engine.boxed import Boxed
@@ -103,39 +102,3 @@ def index(run: Run, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
     space = tuple(axis - sum(drop < axis for drop in dropped) for axis in x.space)
     base = None if x.base is None else run.memory(func, x.base, tuple(keys))
     return x.like(func(x.values, tuple(keys)), base, space)
-
-
-def pad(
-    run: Run,
-    func: Callable[..., Tensor],
-    x: Boxed,
-    pad: Any,
-    mode: str = "constant",
-    value: float | None = None,
-) -> Boxed:
-    """A constant around the map moves the boxes and leaves what is in them."""
-    if mode != "constant":
-        raise GoDense(f"its mode is {mode!r}")
-    amounts = list(pad)
-    n_dims = len(x.shape)
-    pairs = dict(
-        zip(range(n_dims - 1, -1, -1), zip(amounts[::2], amounts[1::2], strict=True), strict=False)
-    )
-    if min(amounts, default=0) < 0 or pairs.get(0, (0, 0)) != (0, 0):
-        raise GoDense("it cuts the map")
-    if x.is_whole:
-        values = func(x.values, pad, mode, value)
-        sizes = [values.shape[axis] for axis in x.space]
-        spans = tuple(type(x.spans[0]).whole(size, x.n_copies) for size in sizes)
-        return Boxed(values, spans, None, x.space)
-    channels = [pairs.get(axis, (0, 0)) for axis in range(n_dims - 1, -1, -1)]
-    spans = x.spans
-    for number, axis in enumerate(x.space):
-        before, after = pairs.get(axis, (0, 0))
-        channels[n_dims - 1 - axis] = (0, 0)
-        moved = spans[number].moved(before, spans[number].size + before + after)
-        spans = (*spans[:number], moved, *spans[number + 1 :])
-    values = x.values
-    if any(pair != (0, 0) for pair in channels):
-        values = F.pad(values, [amount for pair in channels for amount in pair], mode, value)
-    return Boxed(values, spans, run.base(func, x.base, pad, mode, value), x.space)

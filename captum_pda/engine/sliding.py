@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch import Tensor
 from captum_pda.engine.boxed import Boxed
 from captum_pda.engine.run import Run
 from captum_pda.engine.spans import Slide, Span, per_axis
+
+#: The share of a map from which it is cheaper to have all of it than to look after its rim.
+NEARLY_WHOLE = 0.75
 
 
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
@@ -41,10 +45,14 @@ def spans_after(
     run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...]
 ) -> tuple[Span, ...]:
     """Where the boxes of the output lie, on maps of these sizes."""
-    return tuple(
+    spans = tuple(
         slide.after(span, size, run.share)
         for slide, span, size in zip(slides, x.spans, sizes, strict=True)
     )
+    share = math.prod(span.length / span.size for span in spans)
+    if share >= NEARLY_WHOLE and run.share is None:
+        return tuple(Span.whole(size, x.n_copies) for size in sizes)
+    return spans
 
 
 def slide_boxes(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from captum_pda import host
 from captum_pda.inputs import check_count
+from captum_pda.priors.per_example import prior_for
 from captum_pda.priors.protocol import PatchPrior
 from captum_pda.windows import WindowGrid
 
@@ -21,7 +24,7 @@ class EmpiricalMeanPrior:
     sampling apart from the error of pushing the expectation down to the input.
 
     Args:
-        prior: the prior to draw from.
+        prior: the prior to draw from; None is each example's own, as for EfficientPDA.
         n_samples: how many draws to average.
         generator: seeds the draws, which are then the same whenever the same windows are asked
             for. Without one they follow PyTorch's initial seed.
@@ -33,20 +36,24 @@ class EmpiricalMeanPrior:
     """
 
     def __init__(
-        self, prior: PatchPrior, n_samples: int = 10, generator: torch.Generator | None = None
+        self,
+        prior: PatchPrior | None,
+        n_samples: int = 10,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.prior = prior
         self.n_samples = check_count("n_samples", n_samples)
         self._seed = host.draw_seed(generator)
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
+        prior = prior_for(self.prior, "sample", inputs, grid)
         generator = host.generator_for(self._seed, grid.first, inputs.device)
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=inputs.device)
         for start in range(0, self.n_samples, DRAWN_AT_ONCE):
             some = min(DRAWN_AT_ONCE, self.n_samples - start)
-            draws = self.prior.sample(inputs, grid, some, generator)
+            draws = prior.sample(inputs, grid, some, generator)
             total = total + draws.sum(dim=0, dtype=dtype)
         return (total / self.n_samples).to(inputs.dtype)
 
@@ -57,7 +64,8 @@ class EmpiricalMeanPrior:
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        return self.prior.sample(inputs, grid, n_samples, generator)
+        prior = prior_for(self.prior, "sample", inputs, grid)
+        return cast(Tensor, prior.sample(inputs, grid, n_samples, generator))
 
     def __repr__(self) -> str:
         return f"EmpiricalMeanPrior({self.prior!r}, n_samples={self.n_samples})"

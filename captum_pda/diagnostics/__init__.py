@@ -1,0 +1,29 @@
+"""How good an explanation is, measured on your own model: the paper's experiments as functions.
+
+``print(diagnostics.conditional_mean_error(EfficientPDA(model), image))`` says how far the
+conditional mean's answer is from the sampled one, in bits.
+"""
+
+from captum_pda.diagnostics.activations import ActivationStatistics, activation_statistics
+from captum_pda.diagnostics.agreement import (
+    MapAgreement,
+    algorithm_agreement,
+    map_agreement,
+)
+from captum_pda.diagnostics.conditional_mean import ConditionalMeanError, conditional_mean_error
+from captum_pda.diagnostics.convergence import SamplingConvergence, sampling_convergence
+from captum_pda.diagnostics.faithfulness import FaithfulnessCurves, faithfulness_curves
+
+__all__ = [
+    "ActivationStatistics",
+    "ConditionalMeanError",
+    "FaithfulnessCurves",
+    "MapAgreement",
+    "SamplingConvergence",
+    "activation_statistics",
+    "algorithm_agreement",
+    "conditional_mean_error",
+    "faithfulness_curves",
+    "map_agreement",
+    "sampling_convergence",
+]

@@ -1,0 +1,134 @@
+"""How alike maps are: the same algorithm's variants, or any maps of one shape.
+
+The paper compares its method with the mean of a few samples in place of the exact conditional mean
+(`ilsvrc_result2`) and with the gradient form (`ilsvrc_result3`) by eye; here it is by correlation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from captum_pda._captum import TargetType
+from captum_pda.diagnostics.some_windows import (
+    target_or_predicted,
+    with_conditional_mean,
+    with_samples,
+)
+from captum_pda.efficient_pda import EfficientPDA
+from captum_pda.gradient_pda import GradientPDA
+from captum_pda.inputs import check_count
+from captum_pda.perturbation_pda import PerturbationPDA
+from captum_pda.priors import EmpiricalMeanPrior
+from captum_pda.window_arguments import Extents
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MapAgreement:
+    """How alike several maps of the same examples are.
+
+    Args:
+        maps: the maps by name, each (N, ...).
+        correlations: Pearson's between each two, (N, maps, maps): likeness of shape, whatever the
+            size. NaN for a map of one value.
+        sizes: each map's root mean square, (N, maps): its intensity.
+    """
+
+    maps: dict[str, Tensor]
+    correlations: Tensor
+    sizes: Tensor
+
+    def correlation(self, first: str, second: str) -> Tensor:
+        """The correlation of two maps by name, (N,)."""
+        names = list(self.maps)
+        for name in (first, second):
+            if name not in names:
+                raise ValueError(f"no map is called {name!r}; there are {names}")
+        return self.correlations[:, names.index(first), names.index(second)]
+
+    def __str__(self) -> str:
+        """The mean over examples, as a table."""
+        width = max(len(name) for name in self.maps)
+        rows = zip(
+            self.maps, self.sizes.mean(0).tolist(), self.correlations.mean(0).tolist(), strict=True
+        )
+        lines = [
+            f"{name:>{width}}  size {size:8.3g}  correlations "
+            + " ".join(f"{value:6.3f}" for value in row)
+            for name, size, row in rows
+        ]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:
+    """Correlate maps of one shape, (N, ...), each two of them.
+
+    Example::
+
+        >>> print(diagnostics.map_agreement({"PDA": attribution, "GradCAM": other}))
+    """
+    if not maps:
+        raise ValueError("maps is empty; give at least one map by name")
+    shapes = {name: tuple(each.shape) for name, each in maps.items()}
+    if len(set(shapes.values())) != 1:
+        raise ValueError(f"maps have different shapes, {shapes}; correlate maps of one shape")
+    values = torch.stack([each.detach().double().flatten(1) for each in maps.values()], dim=1)
+    deviations = values - values.mean(dim=2, keepdim=True)
+    lengths = deviations.norm(dim=2, keepdim=True)
+    # A map that is constant but for rounding has no shape.
+    constant = lengths <= 1e-12 * values.norm(dim=2, keepdim=True)
+    directions = torch.where(constant, torch.nan, deviations / lengths)
+    return MapAgreement(dict(maps), directions @ directions.mT, values.square().mean(dim=2).sqrt())
+
+
+def algorithm_agreement(
+    pda: PerturbationPDA,
+    inputs: Tensor,
+    target: TargetType = None,
+    additional_forward_args: object = None,
+    sliding_window_shapes: Extents = None,
+    strides: Extents = None,
+    n_samples: int = 10,
+    generator: torch.Generator | None = None,
+    perturbations_per_eval: int | None = None,
+    show_progress: bool = False,
+) -> MapAgreement:
+    """Explain inputs with every algorithm, and correlate the maps.
+
+    The maps are "conditional mean" (EfficientPDA), "empirical mean" (the same with the mean of
+    ``n_samples`` samples in the window), "sampled" and "sampled again" (SampledPDA twice, with
+    samples of their own: no map can agree with "sampled" much better than its own repetition
+    does) and "gradient" (GradientPDA).
+
+    Args:
+        pda, inputs, target, generator: as in ``conditional_mean_error``.
+        additional_forward_args, sliding_window_shapes, strides, perturbations_per_eval,
+            show_progress: as in ``attribute``.
+        n_samples: of each window, for the empirical mean and the sampled maps; 10 in the paper.
+    """
+    n_samples = check_count("n_samples", n_samples)
+    generator = generator or torch.Generator().manual_seed(torch.initial_seed())
+    windows = (additional_forward_args, sliding_window_shapes, strides)
+    passes = (perturbations_per_eval, show_progress)
+    efficient, sampled = with_conditional_mean(pda), with_samples(pda)
+    averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
+    empirical = EfficientPDA(pda.forward_func, averaging, pda.output, pda.measure, pda.engine)
+    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output, pda.measure)
+    evidence = efficient.evidence(inputs, *windows, *passes)
+    target = target_or_predicted(target, evidence)
+    arguments = (inputs, target, *windows)
+    return map_agreement(
+        {
+            "conditional mean": cast(Tensor, evidence.attribution(target)),
+            "empirical mean": empirical.attribute(*arguments, *passes),
+            "sampled": sampled.attribute(*arguments, *passes, n_samples, generator),
+            "sampled again": sampled.attribute(*arguments, *passes, n_samples, generator),
+            "gradient": gradient.attribute(*arguments),
+        }
+    )
