@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -35,15 +36,15 @@ class RankPool:
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, arguments))
-        results = []
+        sent = []
         for pipe in self._pipes:
             assert pipe.poll(TIMEOUT), "a rank does not answer: the ranks wait for each other"
-            results.append(pipe.recv())
-        return results
+            sent.append(pipe.recv_bytes())
+        return [pickle.loads(one) for one in sent]
 
     def close(self) -> None:
         for pipe in self._pipes:
-            pipe.close()
+            pipe.send((None, ()))
         for process in self._processes:
             process.join(TIMEOUT)
 
@@ -62,13 +63,12 @@ def _serve(pipe: Any, store: str, rank: int, count: int) -> None:
         timeout=timedelta(seconds=TIMEOUT / 2),
     )
     while True:
-        try:
-            function, arguments = pipe.recv()
-        except EOFError:
+        function, arguments = pipe.recv()
+        if function is None:
             break
         try:
             result = function(rank, *arguments)
         except Exception as error:
             result = error
-        pipe.send(result)
+        pipe.send_bytes(pickle.dumps(result))
     dist.destroy_process_group()
