@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import make_classifier, make_images
-from rank_pool import RankPool
 from torch import Tensor, nn
 
 from captum_pda import (
@@ -24,13 +21,6 @@ from captum_pda.window_shares import share_windows
 
 METHODS = {"efficient": EfficientPDA, "sampled": SampledPDA}
 CALL = {"sliding_window_shapes": 3, "strides": 1, "perturbations_per_eval": 7}
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    ranks = RankPool(tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    ranks.close()
 
 
 def make_model(classes: int = 4) -> nn.Module:

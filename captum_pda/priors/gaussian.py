@@ -263,6 +263,15 @@ class GaussianPatchPrior:
 
     # What is fitted
 
+    def fingerprinted(self) -> list[object]:
+        """What fills depend on, and so what a hash of this prior is made of."""
+        moments, extremes = self._fitted()
+        return [
+            moments.tensors,
+            extremes,
+            [self.covariance, self.channels, self.regularization, self.clip_samples],
+        ]
+
     @property
     def device(self) -> torch.device:
         """Where the fit is kept."""
