@@ -25,7 +25,7 @@ class ResultFolder:
 
     ``000012.safetensors`` holds those of example 12 as "attributions" (or "attributions_0", ... for
     a tuple of inputs), and as JSON in its header ("settings") what they were made with and for
-    which target. ``settings.json`` says the former of the whole folder. A result that is there is
+    which target ("own_target"). ``settings.json`` says the former of the whole folder. A result that is there is
     whole, so a run that was stopped goes on where it was.
 
     Args:
@@ -63,7 +63,7 @@ class ResultFolder:
             if isinstance(attributions, tuple)
             else {"attributions": attributions}
         )
-        header = json.dumps({**self._settings, "number": number, "target": target})
+        header = json.dumps({**self._settings, "number": number, "own_target": target})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         write_whole(self.place(number), to_safetensors(plain, metadata={"settings": header}))
 

@@ -95,7 +95,9 @@ def agree(task: Sequence[object], inputs: Sequence[Tensor], seed: int, ranks: Ra
     if ranks.count == 1:
         return seed
     contents = [zlib.crc32(_bytes(tensor)) for tensor in inputs]
-    told = ranks.gather([zlib.crc32(repr(task).encode()), zlib.crc32(repr(contents).encode()), seed])
+    told = ranks.gather(
+        [zlib.crc32(repr(task).encode()), zlib.crc32(repr(contents).encode()), seed]
+    )
     for number, what in enumerate(("arguments", "inputs")):
         if len({numbers[number] for numbers in told}) > 1:
             raise ValueError(

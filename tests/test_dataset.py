@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,11 @@ def test_a_half_written_result_is_made_anew(tmp_path):
     [
         (lambda m: EfficientPDA(m, engine="dense"), {"strides": 2}, "arguments was"),
         (lambda m: EfficientPDA(m, engine="dense"), {"target": 2}, "target was null and is now 2"),
-        (lambda m: EfficientPDA(m, ConstantPrior(0.0), engine="dense"), {}, "prior_sha256 was null"),
+        (
+            lambda m: EfficientPDA(m, ConstantPrior(0.0), engine="dense"),
+            {},
+            "prior_sha256 was null",
+        ),
         (lambda m: EfficientPDA(m.requires_grad_(False), engine="incremental"), {}, "engine was"),
         (
             lambda m: EfficientPDA(make_classifier(seed=5), engine="dense"),
@@ -113,7 +118,7 @@ def test_settings_are_with_every_result(tmp_path):
     explain(tmp_path, Examples(None), target=1)
     with safe_open(tmp_path / "000004.safetensors", framework="pt") as file:
         found = json.loads(file.metadata()["settings"])
-    assert (found["number"], found["target"], found["method"]) == (4, 1, "EfficientPDA")
+    assert (found["number"], found["own_target"], found["method"]) == (4, 1, "EfficientPDA")
     assert found["arguments"] == {"sliding_window_shapes": 3}
     assert found["torch"] == torch.__version__
     assert found["weights_sha256"] == fingerprint(make_classifier())
@@ -122,6 +127,7 @@ def test_settings_are_with_every_result(tmp_path):
 def test_any_attribution_and_items_without_a_target(tmp_path):
     images = list(make_images(3, 3, 6, 7))
     model = make_classifier()
+    warnings.simplefilter("ignore")  # Saliency says that it needs gradients
     explain_dataset(Saliency(model), images, ResultFolder(tmp_path), target=2)
     expected = Saliency(model).attribute(images[1][None].requires_grad_(), target=2)
     torch.testing.assert_close(ResultFolder(tmp_path).read(1), expected)
@@ -147,7 +153,12 @@ def test_fingerprints_know_what_matters():
     before = fingerprint(prior)
     EfficientPDA(make_classifier(), prior=prior).attribute(images[:1], target=0)  # fills its cache
     assert fingerprint(prior) == before
-    others = [prior.partial_fit(images[:1]), ConstantPrior(0.0), ConstantPrior(1.0), make_classifier]
+    others = [
+        prior.partial_fit(images[:1]),
+        ConstantPrior(0.0),
+        ConstantPrior(1.0),
+        make_classifier,
+    ]
     assert len({before, *map(fingerprint, others)}) == 5
 
 

@@ -42,8 +42,12 @@ class FakeRanks(Ranks):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 40])
-@pytest.mark.parametrize(("per_chunk", "at_once", "in_batch"), [(100, 100, 7), (20, 9, 4), (5, 9, 3)])
-def test_every_window_is_run_once_in_the_batches_of_one_process(count, per_chunk, at_once, in_batch):
+@pytest.mark.parametrize(
+    ("per_chunk", "at_once", "in_batch"), [(100, 100, 7), (20, 9, 4), (5, 9, 3)]
+)
+def test_every_window_is_run_once_in_the_batches_of_one_process(
+    count, per_chunk, at_once, in_batch
+):
     grid = WindowGrid((11, 10), (3, 3), (1, 1))
 
     def batches(rank: int, count: int) -> list[tuple[int, ...]]:
@@ -53,7 +57,9 @@ def test_every_window_is_run_once_in_the_batches_of_one_process(count, per_chunk
             for block in share.blocks:
                 numbers = [share.first + window for window in block]
                 assert numbers[0] == share.chunk[block.start : block.stop].first
-                found += [tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)]
+                found += [
+                    tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)
+                ]
         return found
 
     alone = batches(0, 1)

@@ -63,6 +63,5 @@ def _sum_at_once(sums: dict[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     flat = ranks.sum(torch.cat([tensor.reshape(-1) for tensor in sums.values()]))
     parts = torch.split(flat, [tensor.numel() for tensor in sums.values()])
     return {
-        name: part.view_as(tensor)
-        for (name, tensor), part in zip(sums.items(), parts, strict=True)
+        name: part.view_as(tensor) for (name, tensor), part in zip(sums.items(), parts, strict=True)
     }
