@@ -25,8 +25,8 @@ class ResultFolder:
 
     ``000012.safetensors`` holds those of example 12 as "attributions" (or "attributions_0", ... for
     a tuple of inputs), and as JSON in its header ("settings") what they were made with and for
-    which target ("own_target"). ``settings.json`` says the former of the whole folder. A result that is there is
-    whole, so a run that was stopped goes on where it was.
+    which target ("own_target"). ``settings.json`` says the former of the whole folder. A result
+    that is there is whole, so a run that was stopped goes on where it was.
 
     Args:
         path: the folder, which may not exist yet.
