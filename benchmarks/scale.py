@@ -4,8 +4,8 @@
     python benchmarks/scale.py processes   # two processes against one; needs two idle cores
 
 A slope of 1 means linear, 0 independent. Each point is a process of its own with one thread, so
-that its peak memory is its own; all points of a row are timed alternately, and the best of ``--rounds``
-counts. Peak memory is what a run adds to that of importing and building the model.
+that its peak memory is its own; all points of a row are timed alternately, and the best of
+``--rounds`` counts. Peak memory is what a run adds to that of importing and building the model.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(weights: Path, output: str = "out", *more: str) -> list[str]:
     chosen = ["--model", MODEL, "--weights", str(weights), "--device", "cpu"]
-    coarse = ["--window", "64", "--stride", "64"]
-    return ["explain", "photos", "--output", output, *coarse, *chosen, *more]
+    quick = ["--window", "16", "--stride", "16", "--method", "gradient"]
+    return ["explain", "photos", "--output", output, *quick, *chosen, *more]
 
 
 def results(folder: str = "out") -> dict[str, np.ndarray]:
@@ -102,9 +102,9 @@ def test_a_changed_setting_is_refused(weights: Path, capsys: pytest.CaptureFixtu
     assert main(command(weights, "out", "--quiet", "--raw", "safetensors")) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.safetensors")}
     assert len(before) == N
-    assert main(command(weights, "out", "--raw", "safetensors", "--stride", "32")) == 2
+    assert main(command(weights, "out", "--raw", "safetensors", "--stride", "8")) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "stride was 64 and is now 32. Choose another folder" in line
+    assert "stride was 16 and is now 8. Choose another folder" in line
     state = torch.load(weights)
     state["classifier.3.bias"] += 1
     torch.save(state, "other.pth")
@@ -118,7 +118,7 @@ def test_results_may_lie_below_the_photos(
     weights: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        assert main(command(weights, "photos/out", "--quiet", "--method", "gradient")) == 0
+        assert main(command(weights, "photos/out", "--quiet")) == 0
     assert len(results("photos/out")) == N
     assert main(command(weights, "photos")) == 2
     assert "another folder than that of the photos" in capsys.readouterr().err
@@ -141,10 +141,12 @@ def test_one_engine_for_all_photos_and_reruns(
     from captum_pda import EfficientPDA, EngineReport
     from captum_pda.cli import folder
 
-    monkeypatch.setattr(folder, "WORTH_A_PROBE", 16)
+    monkeypatch.setattr(folder, "WORTH_A_PROBE", 32)
+
     for engine in ("incremental", "dense"):
         monkeypatch.setattr(EfficientPDA, "engine_report", EngineReport(engine, "faster today"))
-        assert main(command(weights, "out", "--quiet")) == 0
+        chosen = ("--quiet", "--method", "efficient", "--window", "24", "--stride", "24")
+        assert main(command(weights, "out", *chosen)) == 0
         assert json.loads(Path("out/settings.json").read_text())["engine"] == "incremental"
 
 
@@ -178,7 +180,8 @@ def process_of_rank(parent: int, rank: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 def test_a_killed_rank_loses_nothing(weights: Path) -> None:
     """kill -9 of one rank ends the job; the same command finishes it, as one process would."""
-    with launch(command(weights), ["-m", "captum_pda"]) as job:
+    efficient = ("--method", "efficient")
+    with launch(command(weights, "out", *efficient), ["-m", "captum_pda"]) as job:
         deadline = time.monotonic() + 200
         while not list(Path("out").rglob("*.npz")) and time.monotonic() < deadline:
             assert job.poll() is None, job.stderr and job.stderr.read().decode()
@@ -191,7 +194,7 @@ def test_a_killed_rank_loses_nothing(weights: Path) -> None:
 
     script = Path(sys.executable).with_name("captum-pda")
     program = ["--no-python", str(script)] if script.exists() else ["-m", "captum_pda"]
-    with launch(command(weights), program) as job:
+    with launch(command(weights, "out", *efficient), program) as job:
         out, err = job.communicate(timeout=200)
     assert job.returncode == 0, err.decode()
     assert f"Explained {N - len(done)} of {N} photos; {len(done)} were done before" in out.decode()
@@ -199,7 +202,8 @@ def test_a_killed_rank_loses_nothing(weights: Path) -> None:
     assert f"{N - len(done)}/{N - len(done)}" in err.decode()
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
 
-    assert main(command(weights, "alone", "--quiet")) == 0
+    engine = json.loads(Path("out/settings.json").read_text())["engine"]
+    assert main(command(weights, "alone", "--quiet", *efficient, "--engine", engine)) == 0
     found, expected = results(), results("alone")
     assert found.keys() == expected.keys()
     for name, bits in expected.items():
