@@ -5,6 +5,7 @@ and which against it, in bits.
 """
 
 from captum_pda import diagnostics
+from captum_pda.dataset import DatasetSummary, explain_dataset
 from captum_pda.efficient_pda import EfficientPDA
 from captum_pda.engine import (
     DenseEngine,
@@ -23,6 +24,8 @@ from captum_pda.priors import (
     MarginalPrior,
     PatchPrior,
 )
+from captum_pda.ranks import OtherRankError
+from captum_pda.result_folder import ResultFolder, SettingsError
 from captum_pda.sampled_pda import SampledPDA
 from captum_pda.windows import WindowGrid
 
@@ -31,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ConstantPrior",
     "CovarianceError",
+    "DatasetSummary",
     "DenseEngine",
     "EfficientPDA",
     "EmpiricalMeanPrior",
@@ -43,9 +47,13 @@ __all__ = [
     "MarginalPrior",
     "NonFiniteOutputError",
     "NotFittedError",
+    "OtherRankError",
     "PatchPrior",
+    "ResultFolder",
     "SampledPDA",
+    "SettingsError",
     "WindowEvidence",
     "WindowGrid",
     "diagnostics",
+    "explain_dataset",
 ]

@@ -107,5 +107,5 @@ class EfficientPDA(PerturbationPDA):
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
 
-def _conditional_mean(prior: Any, example: Tensor) -> Fill:
+def _conditional_mean(prior: Any, example: Tensor, seed: int) -> Fill:
     return lambda grid: prior.conditional_mean(example, grid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 class NotFittedError(ValueError):
@@ -23,6 +24,10 @@ class NonFiniteOutputError(ValueError):
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Goes from one process to another whole.
+        return type(self), (str(self), self.result)
 
 
 def carry(error: BaseException, result: object) -> None:

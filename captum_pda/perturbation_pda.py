@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,15 +20,20 @@ from captum_pda.measures import check_measure
 from captum_pda.model_call import ModelCall, evaluation_mode
 from captum_pda.pipeline import Fill, read_unperturbed, scores_without_windows
 from captum_pda.priors import PatchPrior, prior_for
+from captum_pda.ranks import Ranks
 from captum_pda.sampled_scores import SampledScores
 from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import OUTPUTS, Readout
 from captum_pda.targets import target_columns, watched_columns
 from captum_pda.window_arguments import Extents, given_grids, make_grids
+from captum_pda.window_shares import agree, bring_together
 from captum_pda.windows import WindowGrid
 
-#: Makes the fills of windows from a prior and the example they lie in.
-DrawFills = Callable[[Any, Tensor], Fill]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: Makes the fills of windows from a prior, the example they lie in, and a seed.
+DrawFills = Callable[[Any, Tensor, int], Fill]
 
 
 class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
@@ -47,6 +52,12 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
+        process_group: None explains in this process alone. With a process group of
+            ``torch.distributed``, such as ``torch.distributed.group.WORLD``, its ranks share the
+            windows: all call ``attribute`` or ``evidence`` with the same arguments, and all get
+            the whole result. It is that of a single process: the same batches go through the
+            model for EfficientPDA, and SampledPDA has the same draws. (``engine="auto"`` chooses
+            on each rank for itself; name an engine for results that are equal bit by bit.)
 
     Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
     what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
@@ -63,6 +74,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         output: str = "logits",
         measure: str = "weight_of_evidence",
         engine: str | Engine = "auto",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
@@ -71,6 +83,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self.output = output
         self.measure = measure
         self.engine = engine_for(engine)
+        Ranks(process_group)  # refuses what is no process group
+        self.process_group = process_group
 
     @classmethod
     def get_name(cls) -> str:
@@ -94,6 +108,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         show_progress: bool,
         *,
         draw: DrawFills,
+        seed: int = 0,
         every: bool = False,
         windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         n_samples: int = 1,
@@ -109,14 +124,15 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         if perturbations_per_eval is not None:
             perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
         call = ModelCall(self.forward_func, tensors, additional_forward_args)
+        ranks = Ranks(self.process_group)
         with evaluation_mode(self.forward_func):
             start = time.perf_counter()
             # Not in inference mode: what a model caches in its first pass must stay usable.
-            with torch.no_grad():
+            with ranks.failing_together(), torch.no_grad():
                 outputs = call.unperturbed()
-            shape = tuple(outputs.shape[1:])
-            columns = None if every else target_columns(target, len(outputs), shape)
-            readout = Readout.of(self.output, outputs)
+                shape = tuple(outputs.shape[1:])
+                columns = None if every else target_columns(target, len(outputs), shape)
+                readout = Readout.of(self.output, outputs)
             # Reading the outputs has waited for the device.
             seconds_a_pass = (time.perf_counter() - start) / len(outputs)
             scores = read_unperturbed(readout, outputs, columns)
@@ -128,56 +144,71 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                         tolerance_target, scores, shape, self.output, "tolerance_target"
                     )
                 stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
+            keep_errors = every and n_samples > 1
+            task = (grids, shape, columns, every, n_samples, perturbations_per_eval, tolerance)
+            seed = agree((*task, self.output, tensors[0].device.type), tensors, seed, ranks)
             known: dict[int, SampledScores] = {}
 
-            def evidence() -> WindowEvidence:
-                example = next(iter(known.values()))
-                sampled = [
-                    known.get(n) or SampledScores.none_yet(example, len(outputs), len(grid))
+            def all_known() -> dict[int, SampledScores]:
+                """What is known of the windows of every tensor, by any rank."""
+                nothing = SampledScores(
+                    scores, scores if keep_errors else None, scores.new_zeros(0, dtype=torch.int64)
+                )
+                return {
+                    n: bring_together(
+                        known.get(n) or SampledScores.none_yet(nothing, len(outputs), len(grid)),
+                        ranks,
+                    )
                     for n, grid in enumerate(grids)
-                ]
+                }
+
+            def evidence(sampled: dict[int, SampledScores]) -> WindowEvidence:
                 return WindowEvidence(
                     tensors,
                     grids,
                     scores,
-                    tuple(part.scores for part in sampled),
+                    tuple(part.scores for part in sampled.values()),
                     shape if every else (),
                     self.output,
                     self.measure,
                     isinstance(inputs, tuple),
-                    tuple(part.errors for part in sampled if part.errors is not None),
-                    tuple(part.n_drawn for part in sampled),
+                    tuple(part.errors for part in sampled.values() if part.errors is not None),
+                    tuple(part.n_drawn for part in sampled.values()),
                 )
 
+            shows = show_progress and ranks.rank == 0
             try:
-                for position, so_far in scores_without_windows(
-                    call,
-                    tensors,
-                    grids,
-                    lambda example, grid: draw(
-                        prior_for(self.prior, self._needs, example, grid), example
-                    ),
-                    self.engine,
-                    readout,
-                    columns,
-                    math.prod(shape) if every else 1,
-                    n_samples,
-                    perturbations_per_eval,
-                    self.get_name() if show_progress else None,
-                    seconds_a_pass,
-                    every and n_samples > 1,
-                    stopping,
-                ):
-                    known[position] = so_far
+                with ranks.failing_together():
+                    for position, so_far in scores_without_windows(
+                        call,
+                        tensors,
+                        grids,
+                        lambda example, grid: draw(
+                            prior_for(self.prior, self._needs, example, grid), example, seed
+                        ),
+                        self.engine,
+                        readout,
+                        columns,
+                        math.prod(shape) if every else 1,
+                        n_samples,
+                        perturbations_per_eval,
+                        self.get_name() if shows else None,
+                        seconds_a_pass,
+                        keep_errors,
+                        stopping,
+                        ranks,
+                    ):
+                        known[position] = so_far
             except BaseException as error:
-                if known:
-                    unfinished = evidence()
+                if not isinstance(error, Exception) or ranks.lost:
+                    ranks = Ranks()  # the others are not here to tell what they know
+                if known or ranks.count > 1:
+                    unfinished = evidence(all_known())
                     carry(error, unfinished if every else unfinished.partial_attribution())
                 raise
-        if not known:
-            raise ValueError("windows has no windows; pick at least one")
-        readout.check_saturation(scores, *(part.scores for part in known.values()))
-        return evidence()
+            found = all_known()
+        readout.check_saturation(scores, *(part.scores for part in found.values()))
+        return evidence(found)
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:

@@ -14,9 +14,11 @@ from captum_pda.engine import BatchSize, Engine, PreparedEngine
 from captum_pda.engine.protocol import Advance, Read
 from captum_pda.model_call import ModelCall
 from captum_pda.progress import ProgressBar
+from captum_pda.ranks import Ranks
 from captum_pda.sampled_scores import Enough, SampledScores, sample_scores
 from captum_pda.sampling_error import StoppingRule
 from captum_pda.scores import Readout
+from captum_pda.window_shares import ChunkShare, share_windows
 from captum_pda.windows import WindowGrid
 
 #: From some windows to what may stand there, (S, W, C, *window).
@@ -42,6 +44,7 @@ def scores_without_windows(
     seconds_a_pass: float,
     keep_errors: bool = False,
     stopping: StoppingRule | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[tuple[int, SampledScores]]:
     """Run the model without each window, one example and one tensor at a time.
 
@@ -60,6 +63,7 @@ def scores_without_windows(
         seconds_a_pass: about how long the model takes for one copy.
         keep_errors: whether to keep the standard error of each score as well.
         stopping: when a window has fills enough; None runs all of them.
+        ranks: the processes that share the windows; this one runs its own part only.
 
     Returns:
         Whenever some windows are finished, the number of their tensor and all that is known of it
@@ -67,23 +71,32 @@ def scores_without_windows(
         for those still to come. So nothing is lost when something stops the run.
     """
     n_examples = len(inputs[0])
-    total = n_examples * n_samples * sum(len(grid) for grid in grids)
     batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
+    # Before any batch is halved on one rank only: all must agree on who runs what.
+    shares = [
+        share_windows(
+            fill_chunks(grid, tensor.shape[1], n_samples),
+            max(1, VALUES_PER_CHUNK // (n_samples * n_columns)),
+            max(1, batch_size.rows_for(tensor[:1]) // n_samples),
+            ranks or Ranks(),
+        )
+        for tensor, grid in zip(inputs, grids, strict=True)
+    ]
+    total = n_examples * n_samples * sum(part.n_windows for share in shares for part in share)
     with ProgressBar(total, progress, seconds_a_pass) as bar:
-        for position, (tensor, grid) in enumerate(zip(inputs, grids, strict=True)):
+        for position, (tensor, grid, share) in enumerate(zip(inputs, grids, shares, strict=True)):
             known: SampledScores | None = None
-            for number in range(n_examples):
+            for number in range(n_examples if share else 0):
                 example = tensor[number : number + 1]
                 fill = fill_for(example, grid)
                 prepared = engine.prepare(call.for_example(number, position), example, batch_size)
                 for windows, part in _example_scores(
                     prepared,
                     example,
-                    grid,
+                    share,
                     fill,
                     n_samples,
                     _reader(readout, columns, number),
-                    n_columns,
                     bar.update,
                     readout.output,
                     keep_errors,
@@ -97,26 +110,23 @@ def scores_without_windows(
 def _example_scores(
     prepared: PreparedEngine,
     example: Tensor,
-    grid: WindowGrid,
+    shares: list[ChunkShare],
     fill: Fill,
     n_samples: int,
     read: Read,
-    n_columns: int,
     advance: Advance,
     output: str,
     keep_errors: bool,
     enough: Enough | None,
 ) -> Iterator[tuple[Tensor, SampledScores]]:
-    """The scores of one example's windows, some windows at a time, with their numbers."""
-    at_once = max(1, VALUES_PER_CHUNK // (n_samples * n_columns))
-    first = 0
-    for chunk in fill_chunks(grid, example.shape[1], n_samples):
-        fills = check_fills(fill(chunk), example, chunk, n_samples)
-        for start in range(0, len(chunk), at_once):
-            some = slice(start, start + at_once)
+    """The scores of this rank's windows of one example, some at a time, with their numbers."""
+    for share in shares:
+        fills = check_fills(fill(share.chunk), example, share.chunk, n_samples)
+        for block in share.blocks:
+            some = slice(block.start, block.stop)
             for windows, part in sample_scores(
                 prepared,
-                chunk[some],
+                share.chunk[some],
                 fills[:, some],
                 read,
                 advance,
@@ -124,8 +134,7 @@ def _example_scores(
                 keep_errors,
                 enough,
             ):
-                yield windows + (first + start), part
-        first += len(chunk)
+                yield windows + (share.first + block.start), part
 
 
 def fill_chunks(grid: WindowGrid, n_channels: int, n_samples: int = 1) -> Iterator[WindowGrid]:

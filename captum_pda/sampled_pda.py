@@ -77,7 +77,8 @@ class SampledPDA(PerturbationPDA):
             strides,
             perturbations_per_eval,
             show_progress,
-            draw=_samples(n_samples, generator),
+            draw=_samples(n_samples),
+            seed=host.draw_seed(generator),
             n_samples=n_samples,
             tolerance=check_tolerance(tolerance),
         )
@@ -117,7 +118,8 @@ class SampledPDA(PerturbationPDA):
             show_progress,
             every=True,
             windows=windows,
-            draw=_samples(n_samples, generator),
+            draw=_samples(n_samples),
+            seed=host.draw_seed(generator),
             n_samples=n_samples,
             tolerance=check_tolerance(tolerance),
             tolerance_target=tolerance_target,
@@ -125,10 +127,8 @@ class SampledPDA(PerturbationPDA):
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
 
-def _samples(n_samples: int, generator: torch.Generator | None) -> DrawFills:
-    seed = host.draw_seed(generator)
-
-    def draw(prior: Any, example: Tensor) -> Fill:
+def _samples(n_samples: int) -> DrawFills:
+    def draw(prior: Any, example: Tensor, seed: int) -> Fill:
         return lambda grid: prior.sample(
             example, grid, n_samples, host.generator_for(seed, grid.first, example.device)
         )[:, 0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+from rank_pool import RankPool
 from torch import Tensor, nn
 
 from captum_pda import EfficientPDA, GradientPDA, SampledPDA
@@ -71,3 +73,11 @@ def method(request: pytest.FixtureRequest):
 @pytest.fixture(params=PERTURBATION_METHODS, ids=lambda method: method.__name__)
 def perturbation_method(request: pytest.FixtureRequest):
     return request.param
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Two processes of one process group."""
+    ranks = RankPool(tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.close()

@@ -1,4 +1,7 @@
-"""``captum-pda explain``: why does a model say what it says of these photos?"""
+"""``captum-pda explain``: why does a model say what it says of these photos?
+
+A folder, or a job of several processes, is explained by cli/folder.py.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from captum_pda import __version__
+from captum_pda.cli import folder
 from captum_pda.cli.arguments import add_model_options, device_for, positive
 from captum_pda.cli.errors import CommandError, UsageError, one_line
 from captum_pda.cli.explanation import METHODS, Explanation, Question, explain_image
@@ -16,6 +20,7 @@ from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import load_photo
 from captum_pda.cli.results import RAW_FORMATS, make_folder, write_numbers, write_picture
 from captum_pda.cli.words import answer_lines, top_classes
+from captum_pda.engine.select import ENGINES
 from captum_pda.priors import GaussianPatchPrior
 
 DEFAULT_WINDOW = 10
@@ -30,7 +35,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "picture (PNG) and the map in bits (npz or safetensors) of each photo, and tells "
         "the strongest evidence in words.",
     )
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="photos of any kind")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        type=Path,
+        metavar="IMAGE",
+        help="photos of any kind; or a folder, of which all photos are explained that are not done "
+        "yet, also by several processes under torchrun",
+    )
     which = parser.add_argument_group("what to explain")
     which.add_argument(
         "--target",
@@ -89,6 +101,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="the same number draws the same samples (default: %(default)s)",
     )
     how.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="dense: the whole model for every window. incremental: only what a window changes. "
+        "auto: the faster one (default)",
+    )
+    how.add_argument(
         "--prior",
         type=Path,
         metavar="FILE",
@@ -117,6 +136,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Explain each photo; one that fails is told, and the others go on."""
     question = make_question(options)
+    if folder.is_job(options.images):
+        return folder.run(options, question)
     places = places_for(options.images, options.output)
     for place in places.values():
         make_folder(place.parent)
@@ -163,6 +184,7 @@ def make_question(options: argparse.Namespace) -> Question:
         targets=tuple(options.target),
         n_top=0 if only_contrast else options.classes or 1,
         contrast=tuple(options.contrast) if options.contrast else None,
+        engine=options.engine,
     )
 
 

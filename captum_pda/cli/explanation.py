@@ -36,6 +36,7 @@ class Question:
             probability.
         contrast: two classes to tell apart.
         n_windows: how many of the strongest windows to list.
+        engine: "auto", "dense" or "incremental"; for "efficient" and "sampled".
     """
 
     method: str = "efficient"
@@ -47,6 +48,7 @@ class Question:
     n_top: int = 1
     contrast: tuple[str, str] | None = None
     n_windows: int = 3
+    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ def gather_evidence(
     if question.method == "sampled":
         settings["n_samples"] = question.n_samples
         settings["generator"] = torch.Generator().manual_seed(question.seed)
-    return method(classifier.model, prior=prior).evidence(image, **settings)
+    pda = method(classifier.model, prior=prior, engine=question.engine)
+    return pda.evidence(image, **settings)
 
 
 def _from_evidence(

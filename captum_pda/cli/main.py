@@ -23,6 +23,8 @@ examples:
   captum-pda explain cat.jpg                        why the top class?
   captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
   captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos
+  captum-pda explain photos/ --output out           a folder; what is done is skipped
+  torchrun --nproc-per-node=4 --no-python captum-pda explain photos/ --output out
   captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
   captum-pda fit-prior photos/ --output mine.safetensors

@@ -16,7 +16,9 @@ from captum_pda.inputs import check_images
 Images: TypeAlias = Tensor | Iterable[Any] | Dataset[Any]
 
 
-def batches_of(data: Images, show_progress: bool = False) -> Iterator[Tensor]:
+def batches_of(
+    data: Images, show_progress: bool = False, may_be_empty: bool = False
+) -> Iterator[Tensor]:
     """The image batches of ``data``, one at a time, without their labels."""
     if isinstance(data, Tensor):
         data = [data]
@@ -32,7 +34,7 @@ def batches_of(data: Images, show_progress: bool = False) -> Iterator[Tensor]:
     for number, item in enumerate(tqdm(data, desc="Fitting", disable=not show_progress)):
         yield check_images(f"batch {number}", _images_of(item))
         empty = False
-    if empty:
+    if empty and not may_be_empty:
         raise ValueError("there were no batches to fit; the iterable was empty or used up")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +13,17 @@ from typing_extensions import Self
 from captum_pda.errors import NotFittedError
 from captum_pda.inputs import check_choice, check_count
 from captum_pda.priors import storage
+from captum_pda.priors.across_ranks import merge_moments
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.gaussian_fills import GaussianFills
 from captum_pda.priors.moments import Moments
 from captum_pda.priors.patch_moments import PatchMoments
 from captum_pda.priors.stationary_moments import StationaryMoments
+from captum_pda.ranks import Ranks
 from captum_pda.windows import WindowGrid
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 COVARIANCES: dict[str, type[Moments]] = {"stationary": StationaryMoments, "full": PatchMoments}
 CHANNELS = ("joint", "independent")
@@ -77,15 +83,28 @@ class GaussianPatchPrior:
 
     # Fitting
 
-    def fit(self, data: Images, show_progress: bool = False) -> Self:
+    def fit(
+        self,
+        data: Images,
+        show_progress: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 
         Batches may be tuples that start with the images, so labels are passed over. Memory does
         not grow with the data. What was fitted before is forgotten once the new fit succeeds.
+
+        With a process group each rank gives its own part of the data, such as a loader with a
+        DistributedSampler, and all get the fit to the whole.
         """
         fresh = type(self)(self.patch_size, self.covariance, self.channels)
-        for batch in batches_of(data, show_progress):
-            fresh._add(batch)
+        ranks = Ranks(process_group)
+        with ranks.failing_together():
+            shows = show_progress and ranks.rank == 0
+            for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
+                fresh._add(batch)
+        if ranks.count > 1:
+            fresh.merge_across(process_group)
         self._moments, self._range = fresh._moments, fresh._range
         self._fills = None
         return self
@@ -111,6 +130,21 @@ class GaussianPatchPrior:
             self._same("number of channels", self.n_channels, other.n_channels)
             mine.merge(theirs.to(self.device))
             self._widen(their_range.to(self.device))
+        self._fills = None
+        return self
+
+    def merge_across(self, process_group: ProcessGroup | None) -> Self:
+        """Add what the other ranks of a process group were fitted to; all ranks call it, and a rank
+        may have seen nothing. Every rank then has the same fit."""
+        ranks = Ranks(process_group)
+        moments = self._moments
+        self._moments, self._range = merge_moments(
+            COVARIANCES[self.covariance],
+            self.channels == "joint",
+            moments.patch if moments else (),
+            self._fitted() if moments else None,
+            ranks,
+        )
         self._fills = None
         return self
 
@@ -228,6 +262,15 @@ class GaussianPatchPrior:
         return prior
 
     # What is fitted
+
+    def fingerprinted(self) -> list[object]:
+        """What fills depend on, and so what a hash of this prior is made of."""
+        moments, extremes = self._fitted()
+        return [
+            moments.tensors,
+            extremes,
+            [self.covariance, self.channels, self.regularization, self.clip_samples],
+        ]
 
     @property
     def device(self) -> torch.device:

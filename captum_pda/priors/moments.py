@@ -64,6 +64,19 @@ class Moments(ABC):
     def merge(self, other: Self) -> None:
         """Add what another one has seen."""
 
+    @property
+    @abstractmethod
+    def origin(self) -> Tensor:
+        """A point near the data, about which sums lose nothing to rounding."""
+
+    @abstractmethod
+    def sums_about(self, origin: Tensor) -> dict[str, Tensor]:
+        """Sums about another origin. Those of several fits about one origin add up."""
+
+    @abstractmethod
+    def set_sums(self, origin: Tensor, sums: dict[str, Tensor]) -> None:
+        """Become the fit that has these sums about an origin."""
+
     @abstractmethod
     def mean(self, places: Integers) -> Tensor:
         """The mean at these places of a patch (n, dims), (groups, values)."""

@@ -43,6 +43,29 @@ class PatchMoments(Moments):
         tensors = other.tensors
         self._combine(tensors["count"], tensors["mean"], tensors["scatter"])
 
+    @property
+    def origin(self) -> Tensor:
+        return self.tensors["mean"]
+
+    def sums_about(self, origin: Tensor) -> dict[str, Tensor]:
+        own = self.tensors
+        apart = own["mean"] - origin
+        outer = apart[:, :, None] * apart[:, None]
+        return {
+            "count": own["count"],
+            "mean": own["count"] * apart,
+            "scatter": own["scatter"] + own["count"] * outer,
+        }
+
+    def set_sums(self, origin: Tensor, sums: dict[str, Tensor]) -> None:
+        apart = sums["mean"] / sums["count"]
+        outer = apart[:, :, None] * apart[:, None]
+        self.tensors = {
+            "count": sums["count"],
+            "mean": origin + apart,
+            "scatter": sums["scatter"] - sums["count"] * outer,
+        }
+
     def mean(self, places: Integers) -> Tensor:
         return self.tensors["mean"][:, self._values(places)]
 

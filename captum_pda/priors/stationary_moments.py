@@ -55,7 +55,7 @@ class StationaryMoments(Moments):
 
     def merge(self, other: Self) -> None:
         self._table = None
-        for name, sums in other._about(self.tensors["origin"]).items():
+        for name, sums in other.sums_about(self.tensors["origin"]).items():
             self.tensors[name] = self.tensors[name] + sums
 
     def mean(self, places: Integers) -> Tensor:
@@ -110,14 +110,22 @@ class StationaryMoments(Moments):
             part = part.narrow(axis, width - own, 2 * own - 1)
         return part
 
-    def _about(self, origin: Tensor) -> dict[str, Tensor]:
-        """The same sums about another origin: with x - origin = (x - own origin) + shift."""
+    @property
+    def origin(self) -> Tensor:
+        return self.tensors["origin"]
+
+    def sums_about(self, origin: Tensor) -> dict[str, Tensor]:
+        # With x - origin = (x - own origin) + shift.
         shift = (self.tensors["origin"] - origin).reshape(-1, *(1 for _ in self.patch))
         return {
             "products": self._shifted_products(shift),
             "sums": self.tensors["sums"] + shift * self.tensors["counts"],
             "counts": self.tensors["counts"],
         }
+
+    def set_sums(self, origin: Tensor, sums: dict[str, Tensor]) -> None:
+        self._table = None
+        self.tensors = {"origin": origin, **sums}
 
     def _shifted_products(self, shift: Tensor) -> Tensor:
         """sum_p (x_c(p) + shift_c) (x_d(p + h) + shift_d), for shift (C, 1, ...)."""
