@@ -30,7 +30,7 @@ from captum_pda.cli.errors import CommandError, UsageError
 from captum_pda.cli.explanation import Question, check_window, choose_classes, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import find_photos, load_photo
-from captum_pda.cli.results import write_atomically, write_numbers, write_picture
+from captum_pda.cli.results import make_folder, write_atomically, write_numbers, write_picture
 from captum_pda.dataset import versions
 from captum_pda.efficient_pda import EfficientPDA
 from captum_pda.engine.auto import WORTH_A_PROBE
@@ -109,6 +109,7 @@ def _run(options: argparse.Namespace, question: Question, ranks: Ranks) -> int:
 
     def explain(task: int) -> None:
         path = todo[task]
+        make_folder(places[path].parent)
         image = classifier.preprocessing(load_photo(path)).to(device)
         explanation = explain_image(classifier, image, question, prior)
         write_picture(places[path], explanation, classifier)
