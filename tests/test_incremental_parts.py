@@ -57,7 +57,7 @@ def test_convolver_uses_winograd_where_it_may(
     monkeypatch.setattr(winograd, "convolve", lambda *args: called.append(True) or convolve(*args))
     maps, weight = torch.randn(2, 3, 8, 9).double(), torch.randn(4, 3, 3, 3).double()
     arguments = {"stride": 1, "padding": 0, "dilation": 1, **options}
-    convolver = winograd.Convolver()
+    convolver = winograd.Convolver(Memory())
     for _ in range(2):
         found = convolver(F.conv2d, maps, weight, None, groups=1, **arguments)
         torch.testing.assert_close(found, F.conv2d(maps, weight, **arguments))

@@ -24,7 +24,7 @@ class Run:
     def __init__(self, share: float | None = None) -> None:
         self.share = share
         self.memory = Memory()
-        self.convolve = Convolver()
+        self.convolve = Convolver(self.memory)
         #: Where the model went dense, and why, in the order of the first time.
         self.went_dense: dict[str, str] = {}
         #: Whether anything was computed on boxes that costs more than the boxes themselves.

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engine.spans import per_axis
+from captum_pda.engine.unperturbed import Memory
 
 #: Channels, in and out, below which the change of basis costs more than it saves.
 FEWEST_CHANNELS = 96
@@ -46,11 +47,14 @@ OUTPUT = (
 
 
 class Convolver:
-    """Convolves by the faster way, and keeps the kernels that it has changed the basis of."""
+    """Convolves by the faster way.
 
-    def __init__(self) -> None:
-        # The weights are kept with their numbers, so that no other tensor can get the same one.
-        self._kernels: dict[int, tuple[Tensor, Tensor]] = {}
+    Args:
+        memory: keeps the kernels whose basis was changed, as long as they are used.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
 
     def __call__(
         self,
@@ -69,9 +73,8 @@ class Convolver:
         autocast = torch.is_autocast_enabled(maps.device.type)
         if autocast or not ordinary or isinstance(padding, str) or not _pays(maps, weight):
             return func(maps, weight, bias, stride, padding, dilation, groups)
-        if id(weight) not in self._kernels:
-            self._kernels[id(weight)] = (weight, change_kernel(weight))
-        return convolve(maps, self._kernels[id(weight)][1], bias, per_axis(padding, 2))
+        kernel = self._memory(change_kernel, weight)
+        return convolve(maps, kernel, bias, per_axis(padding, 2))
 
 
 def _pays(maps: Tensor, weight: Tensor) -> bool:
