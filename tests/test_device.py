@@ -44,6 +44,12 @@ def pretended(monkeypatch):
     monkeypatch.setattr(host, "is_true", read(False))
     monkeypatch.setattr(host, "generator_for", lambda *_: torch.Generator())
     with FakeTensorMode(allow_non_fake_inputs=False):
+        try:
+            torch.empty(2, device=CUDA).uniform_()
+        except RuntimeError as error:
+            if "CUDA error" not in str(error):
+                raise
+            pytest.skip("this PyTorch needs a driver even to pretend a graphics card")
         yield reads
 
 

@@ -237,7 +237,8 @@ def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     prior = GaussianPatchPrior(8).fit(images)
     prior.sample(images, WindowGrid((1200,), (4,), (1,)), 1)  # it keeps its few matrices
-    assert numbers_a_window(network, prior, "dense", images, strides=(4, 1)) < 12
+    # Here also where its outer patch lies.
+    assert numbers_a_window(network, prior, "dense", images, strides=(4, 1)) < 14
 
 
 class NewWeights(nn.Conv2d):

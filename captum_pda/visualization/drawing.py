@@ -122,5 +122,5 @@ def new_figure(fig_size: tuple[float, float], use_pyplot: bool) -> Figure:
 def show() -> None:
     """Show pyplot's figures, where there is something to show them on."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*non-interactive")
+        warnings.filterwarnings("ignore", message=".*non-(interactive|GUI)")
         plt.show()
