@@ -121,12 +121,13 @@ def _example_scores(
 ) -> Iterator[tuple[Tensor, SampledScores]]:
     """The scores of this rank's windows of one example, some at a time, with their numbers."""
     for share in shares:
-        fills = check_fills(fill(share.chunk), example, share.chunk, n_samples)
+        chunk = share.chunk[:]  # what it works out about its windows goes with it
+        fills = check_fills(fill(chunk), example, chunk, n_samples)
         for block in share.blocks:
             some = slice(block.start, block.stop)
             for windows, part in sample_scores(
                 prepared,
-                share.chunk[some],
+                chunk[some],
                 fills[:, some],
                 read,
                 advance,
