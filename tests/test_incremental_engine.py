@@ -345,6 +345,16 @@ class TestAuto:
             assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
 
 
+def test_a_type_that_a_rule_cannot_do_goes_dense() -> None:
+    # PyTorch averages volumes of half precision adaptively, and not with a sliding kernel.
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(2), nn.Flatten()).half()
+    example = torch.randn(1, 1, 4, 4, 4).half()
+    grid = WindowGrid((4, 4, 4), (2, 2, 2), (1, 1, 1))
+    found, expected, incremental = both_engines(model, example, grid)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+    assert "adaptive_avg_pool3d" in incremental.run.went_dense
+
+
 def fine_network() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()]

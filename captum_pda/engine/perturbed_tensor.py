@@ -63,7 +63,8 @@ class PerturbedTensor(Tensor):
             if any(isinstance(tensor.held, Boxed) for tensor in tensors):
                 try:
                     return _incrementally(run, func, args, kwargs, tensors)
-                except GoDense as reason:
+                except (GoDense, NotImplementedError) as reason:
+                    # A rule may call another function than the model, with fewer types on offer.
                     run.went_dense.setdefault(_name(func), str(reason))
             return _densely(run, func, args, kwargs)
 
