@@ -21,6 +21,7 @@ from captum_pda._captum import (
 from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence import to_attribution
 from captum_pda.first_order import conditional_means, pixel_evidence, window_evidence
+from captum_pda.input_gradients import input_gradients
 from captum_pda.inputs import check_choice, check_inputs
 from captum_pda.measures import check_measure, measure_for
 from captum_pda.model_call import check_outputs, evaluation_mode, own_copies
@@ -138,7 +139,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         # Copies that can carry gradients, whatever mode the caller is in.
         with torch.inference_mode(False), evaluation_mode(self.forward_func):
             leaves = tuple(tensor.clone().requires_grad_() for tensor in tensors)
-            return cast(tuple[Tensor, ...], self.gradient_func(measured, leaves, None, additional))
+            return input_gradients(self.gradient_func, measured, leaves, additional)
 
     def _combine(
         self, gradient: Tensor, example: Tensor, grid: WindowGrid, pixelwise: bool

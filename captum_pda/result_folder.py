@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
+
+from captum_pda.whole_files import write_whole
 
 SETTINGS_FILE = "settings.json"
 
@@ -83,6 +84,7 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Write the settings of a folder, or compare them with those that are there."""
     found = read_settings(folder)
     if found is None:
+        folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         return
     changed = [
@@ -109,24 +111,6 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise SettingsError(f"{path} is no table of settings; choose another folder")
     return found
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file next to its place and move it there in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written."""
-    for part in folder.rglob(".*.part"):
-        part.unlink(missing_ok=True)
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

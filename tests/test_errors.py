@@ -183,6 +183,62 @@ def test_gradients_that_are_not_finite_lose_nothing(images):
     assert caught.value.result.shape == images.shape
 
 
+class DetachedFeatures(nn.Module):
+    """Has parameters with gradients, but none with respect to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3).double()
+
+    def forward(self, x, *_):
+        return self.head(x.detach().mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda x: x.detach().mean(dim=(2, 3)), "no gradient with respect to inputs: "),
+        (lambda x: (x > 0).float().mean(dim=(2, 3)) - 1, "use EfficientPDA"),
+        (DetachedFeatures().eval(), r"no gradient with respect to (inputs\[0\]|one of the inputs)"),
+    ],
+)
+def test_models_without_gradients(images, model, says):
+    with pytest.raises(ValueError, match=says):
+        GradientPDA(model).attribute(images, target=1)
+
+
+def test_one_input_without_a_gradient(images):
+    with pytest.raises(ValueError, match="additional_forward_args"):
+        GradientPDA(lambda x, y: x.mean(dim=(2, 3))).attribute((images, images), target=1)
+
+
+def test_errors_of_the_model_itself_are_its_own(images):
+    with pytest.raises(RuntimeError, match="must match the size"):
+        GradientPDA(lambda x: x.flatten(1) + torch.zeros(7)).attribute(images, target=1)
+
+
+def test_layers_that_write_over_what_the_gradient_needs(images):
+    """PyTorch alone raises an error here; the values of the layers are the same either way."""
+
+    def network(inplace):
+        torch.manual_seed(0)
+        return (
+            nn.Sequential(
+                *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace=inplace), nn.Sigmoid()),
+                *(nn.Hardtanh(0.2, 0.6, inplace=inplace), nn.Conv2d(4, 3, 3), nn.Tanh()),
+                *(nn.LeakyReLU(inplace=inplace), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            )
+            .double()
+            .eval()
+        )
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        network(True)(images.clone().requires_grad_()).sum().backward()
+    expected = GradientPDA(network(False)).attribute(images, target=1)
+    actual = GradientPDA(network(True)).attribute(images, target=1)
+    torch.testing.assert_close(actual, expected)
+
+
 def test_models_that_squeeze_their_outputs(method, classifier, images):
     """With 35 windows in batches of 17, the last batch holds one copy."""
     arguments = {"target": 1, "sliding_window_shapes": 3, "strides": (1, 2)}

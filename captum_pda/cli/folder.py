@@ -30,7 +30,7 @@ from captum_pda.cli.errors import CommandError, UsageError
 from captum_pda.cli.explanation import Question, check_window, choose_classes, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import find_photos, load_photo
-from captum_pda.cli.results import make_folder, write_atomically, write_numbers, write_picture
+from captum_pda.cli.results import make_folder, write_numbers, write_picture, write_result
 from captum_pda.dataset import versions
 from captum_pda.efficient_pda import EfficientPDA
 from captum_pda.engine.auto import WORTH_A_PROBE
@@ -42,9 +42,9 @@ from captum_pda.result_folder import (
     as_json,
     keep_settings,
     read_settings,
-    remove_parts,
 )
 from captum_pda.shared_work import share_work
+from captum_pda.whole_files import remove_parts
 from captum_pda.window_arguments import make_grids
 
 SUMMARY_FILE = "summary.json"
@@ -142,7 +142,7 @@ def summarise(options: argparse.Namespace, total: int, tried: int, failed: dict[
         "failed": failed,
     }
     place = options.output / SUMMARY_FILE
-    write_atomically(place, json.dumps(summary, indent=2, ensure_ascii=False).encode())
+    write_result(place, json.dumps(summary, indent=2, ensure_ascii=False).encode())
     if not options.quiet:
         print(
             f"Explained {tried - len(failed)} of {total} photos; {total - tried} were done before, "

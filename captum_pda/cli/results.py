@@ -1,15 +1,9 @@
-"""Write an explanation: a picture for people, and numbers for programs.
-
-Every file is written next to its place and moved there in one step, so that a file that is there is
-whole.
-"""
+"""Write an explanation: a picture for people, and numbers for programs."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +17,7 @@ from captum_pda.cli.errors import CommandError
 from captum_pda.cli.explanation import Explanation
 from captum_pda.cli.models import Classifier
 from captum_pda.visualization import visualize_evidence_multiple
+from captum_pda.whole_files import write_whole
 
 RAW_FORMATS = ("npz", "safetensors", "none")
 DPI = 110
@@ -36,23 +31,19 @@ def make_folder(folder: Path) -> None:
         raise _not_written(folder, error) from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+def write_result(path: Path, content: bytes) -> None:
+    """Write a file, or say in one line that it cannot be."""
     try:
-        part.write_bytes(content)
-        os.replace(part, path)
+        write_whole(path, content)
     except OSError as error:
         raise _not_written(path, error) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_figure(path: Path, figure: Figure) -> None:
     """Write a figure as PNG."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=DPI)
-    write_atomically(path, content.getvalue())
+    write_result(path, content.getvalue())
 
 
 def write_picture(path: Path, explanation: Explanation, classifier: Classifier) -> None:
@@ -94,12 +85,12 @@ def write_numbers(path: Path, explanation: Explanation, settings: Mapping[str, A
     names = [answer.name for answer in explanation.answers]
     header = json.dumps({**settings, "answers": names}, ensure_ascii=False)
     if path.suffix == ".safetensors":
-        write_atomically(path, to_safetensors(tensors, metadata={"settings": header}))
+        write_result(path, to_safetensors(tensors, metadata={"settings": header}))
         return
     content = io.BytesIO()
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(content, settings=np.array(header), **arrays)
-    write_atomically(path, content.getvalue())
+    write_result(path, content.getvalue())
 
 
 def _not_written(path: Path, error: OSError) -> CommandError:

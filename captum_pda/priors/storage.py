@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+
+from captum_pda.whole_files import write_whole
 
 FORMAT = "captum_pda prior"
 VERSION = 1
@@ -29,7 +30,7 @@ def save(
     settings: Mapping[str, Any],
     overwrite: bool,
 ) -> None:
-    """Write a file next to its place, then move it there in one step."""
+    """Write a file of tensors and settings, whole or not at all."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
@@ -37,28 +38,10 @@ def save(
         raise _already_there(target)
     header = {"format": FORMAT, "version": str(VERSION), "settings": json.dumps(dict(settings))}
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    part = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
-        with part.open("xb") as file:
-            file.write(to_bytes(contiguous, metadata=header))
-            file.flush()
-            os.fsync(file.fileno())  # or a power cut could leave the name without the content
-        if overwrite:
-            os.replace(part, target)
-        else:
-            _move_to_free_place(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _move_to_free_place(part: Path, target: Path) -> None:
-    """Give a file its name, unless another one got it in the meantime."""
-    try:
-        os.link(part, target)
-    except FileExistsError:
+        write_whole(target, to_bytes(contiguous, metadata=header), overwrite)
+    except FileExistsError:  # it came there in the meantime
         raise _already_there(target) from None
-    except OSError:  # a file system without links
-        os.replace(part, target)
 
 
 def _already_there(target: Path) -> FileExistsError:
