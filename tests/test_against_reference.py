@@ -17,6 +17,7 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
+from captum_pda.priors import gaussian_fills
 
 MEASURES = ("weight_of_evidence", "probability_difference", "information_difference")
 
@@ -232,9 +233,17 @@ every_covariance = pytest.mark.parametrize("covariance", ["stationary", "full"])
 every_channels = pytest.mark.parametrize("channels", ["joint", "independent"])
 
 
+@pytest.fixture(params=[True, False], ids=["few", "many"])
+def few(request, monkeypatch):
+    """Windows are filled as few or as many, however many there are."""
+    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: request.param)
+    return request.param
+
+
 @every_place
 @every_covariance
 @every_channels
+@pytest.mark.usefixtures("few")
 def test_conditional_mean(place, covariance, channels):
     space, window, strides, patch = PLACES[place]
     images = make_images(2, CHANNELS[len(space)], space, seed=5)
@@ -261,10 +270,8 @@ def test_conditional_mean_with_other_regularization(covariance, channels, regula
     assert_same(found[0], reference.conditional_means(gaussian, image, WINDOW, STRIDES))
 
 
-def reveal_factor(monkeypatch, prior, inputs, grid):
+def reveal_factor(prior, inputs, grid, n_values):
     """L L^T of every window (W, values, values), from samples whose noise is one unit at a time."""
-    channels = inputs.shape[1]
-    n_values = channels * int(np.prod(grid.window))
 
     def unit_noise(shape, **_):
         n_samples, groups, _, values = shape
@@ -272,9 +279,9 @@ def reveal_factor(monkeypatch, prior, inputs, grid):
         units = torch.eye(n_values, dtype=torch.float64).reshape(n_samples, groups, 1, values)
         return units.expand(shape)
 
-    monkeypatch.setattr(torch, "randn", unit_noise)
-    samples = prior.sample(inputs, grid, n_values)
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch, "randn", unit_noise)
+        samples = prior.sample(inputs, grid, n_values)
     factor = (samples - prior.conditional_mean(inputs, grid))[:, 0].flatten(2)
     return torch.einsum("swi,swj->wij", factor, factor)
 
@@ -290,7 +297,7 @@ def reveal_factor(monkeypatch, prior, inputs, grid):
 )
 @every_covariance
 @every_channels
-def test_sample_factor_is_the_conditional_covariance(monkeypatch, place, covariance, channels):
+def test_sample_factor_is_the_conditional_covariance(few, place, covariance, channels):
     space, window, strides, patch = PLACES[place]
     image = make_images(1, CHANNELS[len(space)], space, seed=5)[0]
     gaussian = reference_gaussian(patch, covariance, channels)
@@ -300,12 +307,15 @@ def test_sample_factor_is_the_conditional_covariance(monkeypatch, place, covaria
     ]
     prior = fitted_prior(patch, covariance, channels)
     grid = WindowGrid(space, window, strides)
-    found = reveal_factor(monkeypatch, prior, torch.from_numpy(image)[None], grid)
+    drawn = np.minimum(patch, space) if few else window
+    n_values = len(image) * int(np.prod(drawn))
+    found = reveal_factor(prior, torch.from_numpy(image)[None], grid, n_values)
     assert_same(found, np.stack(expected))
 
 
 @every_covariance
 @every_channels
+@pytest.mark.usefixtures("few")
 def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
     n_samples, window, strides = 4000, (2, 2), (3, 4)
     images = two_images()

@@ -17,6 +17,7 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.priors.conditioning import Conditional
+from captum_pda.priors.few_windows import are_few
 
 GRID = WindowGrid((9, 11), (3, 3), (2, 2))
 SETTINGS = [
@@ -458,3 +459,31 @@ def test_every_prior_follows_the_protocol(images):
         assert fill(prior, images).shape == (2, len(GRID), 3, 3, 3)
         assert prior.sample(images, GRID, 4, seeded()).shape == (4, 2, len(GRID), 3, 3, 3)
         assert type(prior).__name__ in repr(prior)
+
+
+def test_fills_do_not_depend_on_what_was_filled_before():
+    """With another stride, windows at the same place of their patch are filled in another way."""
+    large = make_images(1, 3, 40, 40)
+    dense, sparse = (WindowGrid((40, 40), (3, 3), (stride, stride)) for stride in (1, 3))
+    prior = GaussianPatchPrior(7).fit(large)
+    expected = prior.conditional_mean(large, sparse), prior.sample(large, sparse, 2, seeded())
+    prior = GaussianPatchPrior(7).fit(large)
+    prior.conditional_mean(large, dense)
+    prior.sample(large, dense, 2)
+    assert torch.equal(prior.conditional_mean(large, sparse), expected[0])
+    assert torch.equal(prior.sample(large, sparse, 2, seeded()), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("windows", "ring", "window", "drawing", "expected"),
+    [
+        (10, 672, 300, False, True),
+        (1000, 672, 300, False, False),
+        (10, 1728, 3072, True, True),
+        (1, 672, 300, True, True),
+        (1000, 672, 300, True, False),
+        (1000, 8, 4, True, False),
+    ],
+)
+def test_matrices_are_made_where_windows_repay_them(windows, ring, window, drawing, expected):
+    assert are_few(windows, ring, window, drawing) is expected

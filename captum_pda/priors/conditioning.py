@@ -43,8 +43,7 @@ class Conditional:
         self._window = window
         self.ring_mean = moments.mean(ring)
         self.window_mean = moments.mean(window)
-        loading = torch.maximum(regularization * moments.variance(), moments.rounding())
-        self._loading = loading.clamp_min(1e-30)
+        self._loading = diagonal_loading(moments, regularization)
 
     @cached_property
     def operator(self) -> Tensor:
@@ -62,7 +61,7 @@ class Conditional:
             )
         own = self._moments.covariance(self._window, self._window)
         covariance = own - self._cross.mT @ self.operator
-        return self._factor((covariance + covariance.mT) / 2)
+        return loaded_factor((covariance + covariance.mT) / 2, self._loading)
 
     def explain(self, deviation: Tensor) -> Tensor:
         """S_wr S_rr^-1 (x_r - m_r) without forming the operator: cheaper for few windows.
@@ -70,7 +69,8 @@ class Conditional:
         Args:
             deviation: x_r - m_r in double precision, (groups, n, ring values).
         """
-        return torch.cholesky_solve(deviation.mT, self._ring_factor).mT @ self._cross
+        weights = torch.cholesky_solve(deviation.mT, self._ring_factor).mT
+        return self._moments.predict(weights, self._ring, self._window)
 
     @cached_property
     def _cross(self) -> Tensor:
@@ -85,27 +85,34 @@ class Conditional:
                 f"{MOST_VALUES} is out of reach; use a smaller patch_size, or "
                 "channels='independent'"
             )
-        return self._factor(self._moments.covariance(self._ring, self._ring))
+        return loaded_factor(self._moments.covariance(self._ring, self._ring), self._loading)
 
-    def _factor(self, covariance: Tensor) -> Tensor:
-        """The Cholesky factor, with the diagonal raised as far as it needs."""
-        for tenfold in range(TENFOLDS + 1):
-            loaded = covariance.clone()
-            loaded.diagonal(dim1=1, dim2=2).add_(self._loading[:, None] * 10**tenfold)
-            factor: Tensor
-            factor, failed = torch.linalg.cholesky_ex(loaded)
-            if not host.is_true(failed.any()):
-                return factor
-            if tenfold < TENFOLDS:
-                warn_user(
-                    "a patch covariance is not positive definite; raising its diagonal loading "
-                    f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
-                    "condition it better."
-                )
-        raise CovarianceError(
-            "a patch covariance is not positive definite, even with its diagonal loading raised "
-            f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
-        )
+
+def diagonal_loading(moments: Moments, regularization: float) -> Tensor:
+    """By how much a diagonal is raised, (groups,)."""
+    loading = torch.maximum(regularization * moments.variance(), moments.rounding())
+    return loading.clamp_min(1e-30)
+
+
+def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
+    """The Cholesky factor of a covariance, with its diagonal raised as far as it needs."""
+    for tenfold in range(TENFOLDS + 1):
+        loaded = covariance.clone()
+        loaded.diagonal(dim1=1, dim2=2).add_(loading[:, None] * 10**tenfold)
+        factor: Tensor
+        factor, failed = torch.linalg.cholesky_ex(loaded)
+        if not host.is_true(failed.any()):
+            return factor
+        if tenfold < TENFOLDS:
+            warn_user(
+                "a patch covariance is not positive definite; raising its diagonal loading "
+                f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
+                "condition it better."
+            )
+    raise CovarianceError(
+        "a patch covariance is not positive definite, even with its diagonal loading raised "
+        f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
+    )
 
 
 def ring_and_window(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.priors.conditioning import Conditional, ring_and_window
+from captum_pda.priors.conditioning import (
+    MOST_VALUES,
+    Conditional,
+    ring_and_window,
+)
+from captum_pda.priors.few_windows import FewWindows, WholePatch, are_few
+from captum_pda.priors.many_windows import ManyWindows
 from captum_pda.priors.moments import Moments
 from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
 
@@ -24,33 +29,18 @@ RING_VALUES = 2**22
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Operators:
-    """A conditional distribution as matrices of the inputs' dtype, on the inputs' device."""
-
-    ring_mean: Tensor
-    window_mean: Tensor
-    operator: Tensor
-    sample_factor: Tensor | None
-
-    @property
-    def size(self) -> int:
-        return self.operator.numel() + (
-            0 if self.sample_factor is None else self.sample_factor.numel()
-        )
-
-
 class GaussianFills:
     """Fills windows from fitted moments.
 
-    Windows at the same place of their outer patch share one linear operator (and one factor), so
-    there are few factorisations however many windows there are.
+    Windows at the same place of their outer patch share their factorisations, so there are few of
+    those however many windows there are.
     """
 
     def __init__(self, moments: Moments, regularization: float) -> None:
         self._moments = moments
         self._regularization = regularization
-        self._remembered: OrderedDict[object, Operators] = OrderedDict()
+        self._remembered: OrderedDict[object, FewWindows | ManyWindows] = OrderedDict()
+        self._last_patch: tuple[tuple[int, ...], WholePatch] | None = None
 
     def fill(
         self,
@@ -87,29 +77,14 @@ class GaussianFills:
         generator: torch.Generator | None,
     ) -> None:
         """Write the fills of windows at one place of their outer patch."""
-        few = n_samples is None and group.in_whole_grid < math.prod(grid.window)
-        solved = self._conditional(patch, group, grid.window) if few else None
-        at_once = max(1, RING_VALUES // (len(pixels) * math.prod(patch) * pixels.shape[2]))
+        windows = self._windows_at(patch, group, grid.window, pixels, n_samples is not None)
+        draws = n_samples or 1
+        at_once = max(1, RING_VALUES // (draws * len(pixels) * math.prod(patch) * pixels.shape[2]))
         for start in range(0, len(group.members), at_once):
             some = slice(start, start + at_once)
             ring = self._ring_values(pixels, patch, group.offset, group.corners[some], grid)
-            if solved is not None:
-                values = self._explain_few(ring, solved)
-            else:
-                drawing = n_samples is not None
-                operators = self._operators(pixels, patch, group, grid.window, drawing)
-                deviation = ring - operators.ring_mean.unsqueeze(1)
-                values = operators.window_mean.unsqueeze(1) + deviation @ operators.operator
-                if operators.sample_factor is not None and n_samples is not None:
-                    noise = torch.randn(
-                        (n_samples, *values.shape),
-                        generator=generator,
-                        dtype=values.dtype,
-                        device=values.device,
-                    )
-                    values = values + noise @ operators.sample_factor.mT
+            values = windows.fill(ring, n_samples, generator)
             members = torch.from_numpy(group.members[some]).to(pixels.device)
-            values = values.reshape(-1, *values.shape[-3:])
             fills[:, :, members] = self._ungroup(values, len(pixels), pixels.shape[2])
 
     def _ring_values(
@@ -133,46 +108,65 @@ class GaussianFills:
         split = (n_samples, n_examples, rows // n_examples, -1, n_channels)
         return (values if self._moments.joint else values.movedim(1, -1)).reshape(split)
 
-    def _explain_few(self, ring: Tensor, conditional: Conditional) -> Tensor:
-        means = conditional.ring_mean, conditional.window_mean
-        deviation = ring.to(means[0]) - means[0].unsqueeze(1)
-        return (conditional.explain(deviation) + means[1].unsqueeze(1)).to(ring)
-
-    def _conditional(
-        self, patch: tuple[int, ...], group: OuterPatchGroup, window: tuple[int, ...]
-    ) -> Conditional:
-        ring, inside = ring_and_window(patch, group.offset, window)
-        # Where an image is smaller than the fitted patch, it is taken from the patch's middle.
-        middle = np.subtract(self._moments.patch, patch) // 2
-        return Conditional(self._moments, ring + middle, inside + middle, self._regularization)
-
-    def _operators(
+    def _windows_at(
         self,
-        pixels: Tensor,
         patch: tuple[int, ...],
         group: OuterPatchGroup,
         window: tuple[int, ...],
+        pixels: Tensor,
         drawing: bool,
-    ) -> Operators:
-        key = (patch, group.offset, window, drawing, pixels.dtype, pixels.device)
+    ) -> FewWindows | ManyWindows:
+        """How windows of this group are filled, remembered from the last time."""
+        values = [math.prod(shape) * self._values_per_pixel for shape in (patch, window)]
+        # Counted in the whole grid, so that a map does not depend on how it was cut up.
+        few = are_few(group.in_whole_grid, values[0] - values[1], values[1], drawing)
+        few = few and not (drawing and values[0] > MOST_VALUES)
+        key = (patch, group.offset, window, few, drawing, pixels.dtype, pixels.device)
         with _lock:
-            operators = self._remembered.get(key)
-        if operators is None:
-            conditional = self._conditional(patch, group, window)
-            operators = Operators(
-                conditional.ring_mean.to(pixels),
-                conditional.window_mean.to(pixels),
-                conditional.operator.to(pixels),
-                conditional.sample_factor.to(pixels) if drawing else None,
+            windows = self._remembered.get(key)
+        if windows is None:
+            ring, inside = ring_and_window(patch, group.offset, window)
+            middle = self._middle(patch)
+            conditional = Conditional(
+                self._moments, ring + middle, inside + middle, self._regularization
             )
+            if few:
+                around, within = (self._values_at(places, patch) for places in (ring, inside))
+                windows = FewWindows(conditional, around, within, self._whole_patch(patch))
+            else:
+                windows = ManyWindows(conditional, drawing, pixels)
         with _lock:
-            self._remember(key, operators)
-        return operators
+            self._remember(key, windows)
+        return windows
 
-    def _remember(self, key: object, operators: Operators) -> None:
-        """Keep operators as the last that were used, and forget the first where there are many."""
-        self._remembered[key] = operators
+    def _whole_patch(self, patch: tuple[int, ...]) -> WholePatch:
+        """The distribution of a whole patch; only the last one is remembered."""
+        last = self._last_patch
+        if last is None or last[0] != patch:
+            places = np.indices(patch).reshape(len(patch), -1).T + self._middle(patch)
+            last = patch, WholePatch(self._moments, places, self._regularization)
+            self._last_patch = last
+        return last[1]
+
+    def _middle(self, patch: tuple[int, ...]) -> Integers:
+        """Where an image is smaller than the fitted patch, it is taken from the patch's middle."""
+        return np.subtract(self._moments.patch, patch) // 2
+
+    def _values_at(self, places: Integers, patch: tuple[int, ...]) -> Tensor:
+        """The numbers of some places' values among those of a patch that vary together."""
+        numbers = torch.from_numpy(np.ravel_multi_index(tuple(places.T), patch))
+        channels = self._values_per_pixel
+        return (numbers[:, None] * channels + torch.arange(channels)).flatten()
+
+    @property
+    def _values_per_pixel(self) -> int:
+        """How many values of a pixel vary together."""
+        return self._moments.n_values // math.prod(self._moments.patch)
+
+    def _remember(self, key: object, windows: FewWindows | ManyWindows) -> None:
+        """Keep what was used last, and forget the first where there is much."""
+        self._remembered[key] = windows
         self._remembered.move_to_end(key)
-        held = sum(operators.size for operators in self._remembered.values())
+        held = sum(windows.size for windows in self._remembered.values())
         while held > REMEMBERED_VALUES and len(self._remembered) > 1:
             held -= self._remembered.popitem(last=False)[1].size

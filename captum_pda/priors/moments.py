@@ -85,6 +85,10 @@ class Moments(ABC):
     def covariance(self, first: Integers, second: Integers) -> Tensor:
         """The covariance between two sets of places, (groups, first values, second values)."""
 
+    def predict(self, weights: Tensor, first: Integers, second: Integers) -> Tensor:
+        """Weights (groups, n, first values) times the covariance, (groups, n, second values)."""
+        return weights @ self.covariance(first, second)
+
     @abstractmethod
     def variance(self) -> Tensor:
         """The mean variance of each group, (groups,)."""

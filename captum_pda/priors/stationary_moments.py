@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -27,8 +28,9 @@ class StationaryMoments(Moments):
     far from zero, and they add up: over batches, and over two fits.
     """
 
-    #: What ``_by_lag`` has worked out, until something is added.
+    #: What ``_by_lag`` and ``_spectrum`` have worked out, until something is added.
     _table: Tensor | None = None
+    _transformed: Tensor | None = None
 
     @classmethod
     def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
@@ -48,13 +50,13 @@ class StationaryMoments(Moments):
 
     def update(self, images: Tensor) -> None:
         origin = self.tensors["origin"].reshape(-1, *(1 for _ in self.patch))
-        self._table = None
+        self._forget()
         at_once = max(1, VALUES_PER_TRANSFORM // images[0].numel())
         for start in range(0, len(images), at_once):
             self._add(images[start : start + at_once] - origin)
 
     def merge(self, other: Self) -> None:
-        self._table = None
+        self._forget()
         for name, sums in other.sums_about(self.tensors["origin"]).items():
             self.tensors[name] = self.tensors[name] + sums
 
@@ -74,6 +76,35 @@ class StationaryMoments(Moments):
             return values.movedim(-1, 0)
         channels = values.shape[-1]
         return values.transpose(1, 2).reshape(1, len(first) * channels, len(second) * channels)
+
+    def predict(self, weights: Tensor, first: Integers, second: Integers) -> Tensor:
+        # A convolution with the autocovariance, so the matrix between the places is not needed.
+        channels = len(self.tensors["origin"])
+        rows, size = weights.shape[1], math.prod(self.patch)
+        given, wanted = (
+            torch.from_numpy(np.ravel_multi_index(tuple(places.T), self.patch)).to(weights.device)
+            for places in (first, second)
+        )
+        by_channel = (
+            weights.reshape(rows, len(first), channels).transpose(1, 2)
+            if self.joint
+            else weights.transpose(0, 1)
+        )
+        placed = weights.new_zeros(rows, channels, size)
+        placed[:, :, given] = by_channel
+        axes = tuple(range(-len(self.patch), 0))
+        spectrum = torch.fft.rfftn(
+            placed.reshape(rows, channels, *self.patch), s=self._lags(), dim=axes
+        )
+        if self.joint:
+            spectrum = torch.einsum("nc...,cd...->nd...", spectrum, self._spectrum())
+        else:
+            spectrum = spectrum * self._spectrum()
+        predicted = torch.fft.irfftn(spectrum, s=self._lags(), dim=axes)
+        for axis, width in zip(axes, self.patch, strict=True):
+            predicted = predicted.narrow(axis, 0, width)
+        values: Tensor = predicted.flatten(2)[:, :, wanted]
+        return values.transpose(1, 2).flatten(1)[None] if self.joint else values.transpose(0, 1)
 
     def variance(self) -> Tensor:
         variances = self._at_no_lag(self._autocovariance())
@@ -124,7 +155,7 @@ class StationaryMoments(Moments):
         }
 
     def set_sums(self, origin: Tensor, sums: dict[str, Tensor]) -> None:
-        self._table = None
+        self._forget()
         self.tensors = {"origin": origin, **sums}
 
     def _shifted_products(self, shift: Tensor) -> Tensor:
@@ -146,6 +177,18 @@ class StationaryMoments(Moments):
             flat = self._autocovariance().flatten(-len(self.patch))
             table = self._table = flat.movedim(-1, 0).contiguous()
         return table
+
+    def _spectrum(self) -> Tensor:
+        """The Fourier transform of the autocovariance, (channels[, channels], frequencies)."""
+        spectrum = self._transformed
+        if spectrum is None:
+            axes = tuple(range(-len(self.patch), 0))
+            first_lag_0 = torch.fft.ifftshift(self._autocovariance(), dim=axes)
+            spectrum = self._transformed = torch.fft.rfftn(first_lag_0, dim=axes)
+        return spectrum
+
+    def _forget(self) -> None:
+        self._table = self._transformed = None
 
     def _autocovariance(self) -> Tensor:
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
