@@ -21,11 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
-BASE = {"windows": 256, "side": 96, "classes": 10, "images": 1, "what": "attribute"}
+BASE = {
+    **{"windows": 256, "side": 96, "classes": 10, "images": 1},
+    **{"window": 8, "what": "attribute"},
+}
 ROWS = {
     "windows, attribute": ("windows", (256, 1024, 4096), {}),
     "windows, evidence": ("windows", (256, 1024, 4096), {"what": "evidence"}),
-    "image area, attribute": ("side", (64, 128, 256), {}),
+    # Sides at which 256 windows of 16x16 are spread evenly.
+    "image area, attribute": ("side", (76, 136, 256), {"window": 16}),
     "classes, attribute": ("classes", (10, 100, 1000), {}),
     "classes, evidence": ("classes", (10, 100, 1000), {"what": "evidence"}),
     "images, attribute": ("images", (1, 4, 16), {}),
@@ -49,7 +53,7 @@ def measure(task: dict) -> dict[str, float]:
         *(nn.Flatten(), nn.Linear(32, task["classes"])),
     ).eval()
     side, per_axis = task["side"], round(task["windows"] ** 0.5)
-    window = 8
+    window = task["window"]
     images = torch.randn(task["images"], 3, side, side)
     stride = max(1, (side - window) // max(1, per_axis - 1))
     grid = WindowGrid((side, side), (window, window), (stride, stride))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -28,15 +26,11 @@ class WholePatch:
         self._moments = moments
         self._places = places
         self._regularization = regularization
-
-    @cached_property
-    def _factor(self) -> Tensor:
-        covariance = self._moments.covariance(self._places, self._places)
-        return loaded_factor(covariance, diagonal_loading(self._moments, self._regularization))
+        self._last_factor: Tensor | None = None
 
     def draw(self, n_samples: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draws (S, groups, windows, values), for rings (groups, windows, values) like these."""
-        factor = self._factor.to(like)
+        factor = self._factor(like)
         noise = torch.randn(
             (n_samples, *like.shape[:2], factor.shape[2]),
             generator=generator,
@@ -44,6 +38,15 @@ class WholePatch:
             device=like.device,
         )
         return noise @ factor.mT
+
+    def _factor(self, like: Tensor) -> Tensor:
+        """The Cholesky factor of the covariance; only the last one is kept, since it is large."""
+        factor = self._last_factor
+        if factor is None or (factor.dtype, factor.device) != (like.dtype, like.device):
+            covariance = self._moments.covariance(self._places, self._places)
+            loading = diagonal_loading(self._moments, self._regularization)
+            factor = self._last_factor = loaded_factor(covariance, loading).to(like)
+        return factor
 
 
 class FewWindows:

@@ -20,8 +20,8 @@ from captum_pda.priors.many_windows import ManyWindows
 from captum_pda.priors.moments import Moments
 from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
 
-#: Values of operators that are kept between calls (256 MiB in single precision).
-REMEMBERED_VALUES = 2**26
+#: Values of matrices that are kept between calls (128 MiB in single precision).
+REMEMBERED_VALUES = 2**25
 #: Values of outer patches that are gathered at once.
 RING_VALUES = 2**22
 
