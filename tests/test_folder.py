@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +155,9 @@ def test_one_engine_for_all_photos_and_reruns(
 # Under torchrun
 
 
-def launch(arguments: list[str], program: list[str]) -> subprocess.Popen[bytes]:
+@contextmanager
+def launch(arguments: list[str], program: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A running job, which does not outlive the block whatever happens there."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[1]),
@@ -161,12 +165,20 @@ def launch(arguments: list[str], program: list[str]) -> subprocess.Popen[bytes]:
         "GLOO_SOCKET_IFNAME": "lo",
     }
     runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*runner, *program, *arguments],
         env=environment,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    )
+    ) as job:
+        try:
+            yield job
+        finally:
+            job.terminate()  # nothing, if it has ended
+            try:
+                job.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                job.kill()
 
 
 def process_of_rank(parent: int, rank: int) -> int:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -52,6 +53,8 @@ SUMMARY_FILE = "summary.json"
 LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
 #: A rank may have to wait for another one's largest photo; one that is dead is noticed at once.
 PATIENCE = timedelta(days=7)
+#: More than a thread of gloo needs to let go of its last message.
+SECONDS_TO_SETTLE = 0.2
 #: Failures that are printed; all of them are in the summary.
 SHOWN = 20
 
@@ -284,4 +287,6 @@ def process_group() -> Iterator[Any]:
     try:
         yield dist.group.WORLD
     finally:
+        # Some versions of PyTorch wait for gloo's thread while they hold the lock that it waits for.
+        time.sleep(SECONDS_TO_SETTLE)
         dist.destroy_process_group()
