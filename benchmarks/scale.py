@@ -22,8 +22,12 @@ from pathlib import Path
 import numpy as np
 
 BASE = {
-    **{"windows": 256, "side": 96, "classes": 10, "images": 1},
-    **{"window": 8, "what": "attribute"},
+    "windows": 256,
+    "side": 96,
+    "classes": 10,
+    "images": 1,
+    "window": 8,
+    "what": "attribute",
 }
 ROWS = {
     "windows, attribute": ("windows", (256, 1024, 4096), {}),

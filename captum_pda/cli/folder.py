@@ -287,6 +287,6 @@ def process_group() -> Iterator[Any]:
     try:
         yield dist.group.WORLD
     finally:
-        # Some versions of PyTorch wait for gloo's thread while they hold the lock that it waits for.
+        # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
         time.sleep(SECONDS_TO_SETTLE)
         dist.destroy_process_group()

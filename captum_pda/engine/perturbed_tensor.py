@@ -63,8 +63,9 @@ class PerturbedTensor(Tensor):
             if any(isinstance(tensor.held, Boxed) for tensor in tensors):
                 try:
                     return _incrementally(run, func, args, kwargs, tensors)
-                except (GoDense, NotImplementedError) as reason:
-                    # A rule may call another function than the model, with fewer types on offer.
+                except (GoDense, RuntimeError) as reason:
+                    if not _can_go_dense(reason):
+                        raise
                     run.went_dense.setdefault(_name(func), str(reason))
             return _densely(run, func, args, kwargs)
 
@@ -80,6 +81,13 @@ class PerturbedTensor(Tensor):
         run = next(_perturbed((args, kwargs))).run
         run.went_dense.setdefault(_name(func), "it is called from compiled code")
         return _densely(run, func, args, kwargs or {})
+
+
+def _can_go_dense(reason: GoDense | RuntimeError) -> bool:
+    """A rule may call another function than the model, with fewer types on offer."""
+    missing = isinstance(reason, NotImplementedError)
+    # Older versions of PyTorch have no error of its own for this.
+    return isinstance(reason, GoDense) or missing or "not implemented for" in str(reason)
 
 
 def _incrementally(
