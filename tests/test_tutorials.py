@@ -72,7 +72,9 @@ def check_clean(notebook: Any) -> None:
     for output in outputs_of(notebook):
         assert output.output_type != "error", output.get("evalue")
         if output.output_type == "stream" and output.name == "stderr":
-            assert "Warning" not in output.text, output.text
+            # PyTorch 2.4 says so of how the network's own package loads its weights.
+            warned = "Warning" in output.text and "weights_only=False" not in output.text
+            assert not warned, output.text
 
 
 @pytest.fixture(autouse=True)

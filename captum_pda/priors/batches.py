@@ -31,7 +31,8 @@ def batches_of(
             f"got {type(data).__name__}"
         )
     empty = True
-    for number, item in enumerate(tqdm(data, desc="Fitting", disable=not show_progress)):
+    shown = tqdm(data, desc="Fitting") if show_progress else data
+    for number, item in enumerate(shown):
         yield check_images(f"batch {number}", _images_of(item))
         empty = False
     if empty and not may_be_empty:

@@ -20,6 +20,8 @@ FORMAT = "captum_pda prior"
 VERSION = 1
 #: A larger file is not read: factoring its covariance would be out of reach.
 MOST_BYTES = 2**32
+#: Nor one with a longer header: the names of many thousand tensors may take minutes to read.
+MOST_HEADER_BYTES = 2**16
 #: Characters of an error message; a hostile file may have much to say.
 LONGEST_MESSAGE = 300
 
@@ -97,6 +99,13 @@ def opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator
         # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
         if Path(path).stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES} bytes, and no prior needs so many")
+        with open(path, "rb") as start:
+            header_bytes = int.from_bytes(start.read(8), "little")
+        if header_bytes > MOST_HEADER_BYTES:
+            raise ValueError(
+                f"its header has {header_bytes} bytes, and no prior's has more than "
+                f"{MOST_HEADER_BYTES}"
+            )
         with safe_open(path, framework="pt", device=str(device)) as file:
             yield StoredPrior(file)
     except (
