@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,12 @@ OVERWRITTEN = "modified by an inplace operation"
 #: In its message, where the output does not depend on an input.
 UNUSED = "not have been used in the graph"
 
+#: PyTorch lets only one thread at a time copy what is overwritten.
+_copying = threading.Lock()
+
 NO_GRADIENT = (
     "the model's output has no gradient with respect to {which}: it does not depend on it, or "
-    "through a step that PyTorch cannot differentiate, such as detach(), NumPy, argmax or a "
+    "through a step that has no gradient, such as torch.no_grad(), detach(), NumPy, argmax or a "
     "comparison; use EfficientPDA, which needs no gradient{another_way}"
 )
 
@@ -49,7 +53,7 @@ def input_gradients(
             raise _unused(str(error)) from error
         if OVERWRITTEN not in str(error):
             raise
-    with allow_mutation_on_saved_tensors():
+    with _copying, allow_mutation_on_saved_tensors():
         return gradients()
 
 

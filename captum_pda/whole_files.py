@@ -11,7 +11,7 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
     """Write a file next to its place and move it there in one step.
 
     Raises:
-        FileExistsError: ``overwrite`` is False and something has that name, however late it came.
+        FileExistsError: ``overwrite`` is False and something has that name.
     """
     part = path.with_name(f".{uuid.uuid4().hex}.part")
     try:
@@ -29,7 +29,7 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
 
 def remove_parts(folder: Path) -> None:
     """Remove what processes that were killed have left half-written."""
-    for part in folder.rglob(".*.part"):
+    for part in folder.rglob(f".{'[0-9a-f]' * 32}.part"):
         part.unlink(missing_ok=True)
 
 
@@ -38,5 +38,7 @@ def _move_to_free_place(part: Path, path: Path) -> None:
         os.link(part, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # a file system without links, where another one may come first unseen
+        if os.path.lexists(path):
+            raise FileExistsError(f"{path} exists") from None
         os.replace(part, path)

@@ -233,11 +233,13 @@ every_covariance = pytest.mark.parametrize("covariance", ["stationary", "full"])
 every_channels = pytest.mark.parametrize("channels", ["joint", "independent"])
 
 
-@pytest.fixture(params=[True, False], ids=["few", "many"])
+@pytest.fixture(params=["very few", "few", "many"])
 def few(request, monkeypatch):
     """Windows are filled as few or as many, however many there are."""
-    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: request.param)
-    return request.param
+    is_few = request.param != "many"
+    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: is_few)
+    monkeypatch.setattr(gaussian_fills, "VERY_FEW", 1000 if request.param == "very few" else 0)
+    return is_few
 
 
 @every_place

@@ -165,3 +165,18 @@ def test_a_prior_that_was_used_can_be_copied(images):
     for other in (copy.deepcopy(prior), pickle.loads(pickle.dumps(prior))):
         again = EfficientPDA(lambda x: x.flatten(1)[:, :3], other, engine="dense")
         torch.testing.assert_close(again.attribute(images, target=1), expected)
+
+
+def test_threads_on_a_model_that_writes_over_its_activations():
+    model = nn.Sequential(make_model()[0], nn.Sigmoid(), nn.Hardtanh(0.4, 0.6, inplace=True))
+    model = nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    images = [make_images(1, 3, 12, 12, seed=seed).float() for seed in range(3)]
+    expected = [explain(GradientPDA(model), image) for image in images]
+
+    def often(image):
+        return [explain(GradientPDA(model), image) for _ in range(10)]
+
+    for found, alone in zip(
+        in_threads(*(lambda image=image: often(image) for image in images)), expected, strict=True
+    ):
+        torch.testing.assert_close(found, [alone] * 10)

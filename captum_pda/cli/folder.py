@@ -94,7 +94,6 @@ def _run(options: argparse.Namespace, question: Question, ranks: Ranks) -> int:
     todo: list[Path] = []
     with ranks.failing_together():
         if ranks.rank == 0:
-            remove_parts(options.output)
             question = with_engine(question, classifier, prior, options.output)
             settings = as_json(describe(classifier, prior, question, options))
             try:
@@ -106,6 +105,7 @@ def _run(options: argparse.Namespace, question: Question, ranks: Ranks) -> int:
                     f"--output {options.output} cannot be written ({error.strerror or error}); "
                     "choose another place"
                 ) from error
+            remove_parts(options.output)
             todo = [path for path in places if not is_done(path, places[path], settings)]
     settings, todo = ranks.gather_objects((settings, todo))[0]
     question = replace(question, engine=settings["engine"] or "auto")

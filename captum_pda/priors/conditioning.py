@@ -63,14 +63,17 @@ class Conditional:
         covariance = own - self._cross.mT @ self.operator
         return loaded_factor((covariance + covariance.mT) / 2, self._loading)
 
-    def explain(self, deviation: Tensor) -> Tensor:
+    def explain(self, deviation: Tensor, without_matrix: bool) -> Tensor:
         """S_wr S_rr^-1 (x_r - m_r) without forming the operator: cheaper for few windows.
 
         Args:
             deviation: x_r - m_r in double precision, (groups, n, ring values).
+            without_matrix: whether not to form S_wr either: cheaper for very few windows.
         """
         weights = torch.cholesky_solve(deviation.mT, self._ring_factor).mT
-        return self._moments.predict(weights, self._ring, self._window)
+        if without_matrix:
+            return self._moments.predict(weights, self._ring, self._window)
+        return weights @ self._cross
 
     @cached_property
     def _cross(self) -> Tensor:
@@ -113,6 +116,11 @@ def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
         "a patch covariance is not positive definite, even with its diagonal loading raised "
         f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
     )
+
+
+def middle_of(fitted: tuple[int, ...], patch: tuple[int, ...]) -> Integers:
+    """Where a patch that is smaller than the fitted one is taken from: its middle."""
+    return np.subtract(fitted, patch) // 2
 
 
 def ring_and_window(

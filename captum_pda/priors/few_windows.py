@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+import threading
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.priors.conditioning import Conditional, diagonal_loading, loaded_factor
+from captum_pda.priors.conditioning import (
+    Conditional,
+    diagonal_loading,
+    loaded_factor,
+    middle_of,
+)
 from captum_pda.priors.moments import Moments
-from captum_pda.windows import Integers
 
+#: Windows at one place up to which the covariance between ring and window is not repaid.
+VERY_FEW = 16
 #: The samples of a window that are reckoned with where their number must not decide.
 USUAL_SAMPLES = 10
 
 
-class WholePatch:
+#: One thread makes a patch's factor, and the others wait for it. For all priors, since a prior can
+#: be copied and a lock can't.
+_lock = threading.Lock()
+
+
+class WholePatches:
     """The distribution of all values of a patch, with mean zero.
 
     Args:
         moments: where the covariance comes from.
-        places: all places of the patch, (n, dims).
         regularization: the relative diagonal loading.
     """
 
-    def __init__(self, moments: Moments, places: Integers, regularization: float) -> None:
+    def __init__(self, moments: Moments, regularization: float) -> None:
         self._moments = moments
-        self._places = places
         self._regularization = regularization
-        self._last_factor: Tensor | None = None
+        self._last: tuple[object, Tensor] | None = None
 
-    def draw(self, n_samples: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(
+        self,
+        patch: tuple[int, ...],
+        n_samples: int,
+        like: Tensor,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         """Draws (S, groups, windows, values), for rings (groups, windows, values) like these."""
-        factor = self._factor(like)
+        factor = self._factor(patch, like)
         noise = torch.randn(
             (n_samples, *like.shape[:2], factor.shape[2]),
             generator=generator,
@@ -39,14 +57,18 @@ class WholePatch:
         )
         return noise @ factor.mT
 
-    def _factor(self, like: Tensor) -> Tensor:
+    def _factor(self, patch: tuple[int, ...], like: Tensor) -> Tensor:
         """The Cholesky factor of the covariance; only the last one is kept, since it is large."""
-        factor = self._last_factor
-        if factor is None or (factor.dtype, factor.device) != (like.dtype, like.device):
-            covariance = self._moments.covariance(self._places, self._places)
-            loading = diagonal_loading(self._moments, self._regularization)
-            factor = self._last_factor = loaded_factor(covariance, loading).to(like)
-        return factor
+        key = (patch, like.dtype, like.device)
+        with _lock:
+            if self._last is None or self._last[0] != key:
+                self._last = None  # before there is another
+                places = np.indices(patch).reshape(len(patch), -1).T
+                places = places + middle_of(self._moments.patch, patch)
+                covariance = self._moments.covariance(places, places)
+                loading = diagonal_loading(self._moments, self._regularization)
+                self._last = key, loaded_factor(covariance, loading).to(like)
+            return self._last[1]
 
 
 class FewWindows:
@@ -64,7 +86,9 @@ class FewWindows:
         conditional: the distribution of such a window given its ring.
         around: the numbers of the ring's values among those of the patch.
         within: the numbers of the window's values.
-        patch: the distribution of the whole patch.
+        patch: the patch's shape.
+        patches: the distribution of whole patches.
+        very_few: whether they do not even repay the covariance between ring and window.
     """
 
     def __init__(
@@ -72,18 +96,23 @@ class FewWindows:
         conditional: Conditional,
         around: Tensor,
         within: Tensor,
-        patch: WholePatch,
+        patch: tuple[int, ...],
+        patches: WholePatches,
+        very_few: bool,
     ) -> None:
         self._conditional = conditional
         self._around = around
         self._within = within
         self._patch = patch
+        self._patches = patches
+        self._very_few = very_few
 
     @property
     def size(self) -> int:
         """How many values are kept; in double precision, so each counts twice."""
-        groups, values = self._conditional.ring_mean.shape
-        return 2 * groups * values**2
+        groups, ring = self._conditional.ring_mean.shape
+        window = 0 if self._very_few else self._conditional.window_mean.shape[1]
+        return 2 * groups * ring * (ring + window)
 
     def fill(
         self, ring: Tensor, n_samples: int | None, generator: torch.Generator | None
@@ -92,7 +121,7 @@ class FewWindows:
         without ``n_samples`` the conditional mean as the only one."""
         if n_samples is None:
             return self._expected(ring.unsqueeze(0))
-        drawn = self._patch.draw(n_samples, ring, generator)
+        drawn = self._patches.draw(self._patch, n_samples, ring, generator)
         around, within = self._around.to(ring.device), self._within.to(ring.device)
         return self._expected(ring - drawn[..., around]) + drawn[..., within]
 
@@ -100,7 +129,7 @@ class FewWindows:
         """m_w + S_wr S_rr^-1 (x_r - m_r) of rings (S, groups, windows, values)."""
         means = self._conditional.ring_mean, self._conditional.window_mean
         deviation = rings.to(means[0]) - means[0].unsqueeze(1)
-        explained = self._conditional.explain(deviation.movedim(0, 1).flatten(1, 2))
+        explained = self._conditional.explain(deviation.movedim(0, 1).flatten(1, 2), self._very_few)
         by_sample = explained.reshape(*deviation.movedim(0, 1).shape[:3], -1).movedim(1, 0)
         return (by_sample + means[1].unsqueeze(1)).to(rings)
 
@@ -115,7 +144,7 @@ def are_few(windows: int, ring: int, window: int, drawing: bool) -> bool:
         drawing: whether samples will be asked for.
     """
     if not drawing:
-        return windows < window
+        return windows < window / 2
     draws, patch = windows * USUAL_SAMPLES, ring + window
     # Multiplications and additions; the patch's factor is shared by the places, often 9 or more.
     own_matrices = ring**3 / 3 + 2 * ring * window * patch + window**3 / 3

@@ -218,6 +218,10 @@ class GaussianPatchPrior:
 
     # Moving and storing
 
+    def __getstate__(self) -> dict[str, object]:
+        # Copies make their own matrices, which can be far larger than the fit.
+        return {**self.__dict__, "_fills": None}
+
     def to(self, device: torch.device | str) -> Self:
         """Move the fit to another device."""
         moments, extremes = self._fitted()

@@ -13,9 +13,10 @@ from torch import Tensor
 from captum_pda.priors.conditioning import (
     MOST_VALUES,
     Conditional,
+    middle_of,
     ring_and_window,
 )
-from captum_pda.priors.few_windows import FewWindows, WholePatch, are_few
+from captum_pda.priors.few_windows import VERY_FEW, FewWindows, WholePatches, are_few
 from captum_pda.priors.many_windows import ManyWindows
 from captum_pda.priors.moments import Moments
 from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
@@ -40,7 +41,7 @@ class GaussianFills:
         self._moments = moments
         self._regularization = regularization
         self._remembered: OrderedDict[object, FewWindows | ManyWindows] = OrderedDict()
-        self._last_patch: tuple[tuple[int, ...], WholePatch] | None = None
+        self._patches = WholePatches(moments, regularization)
 
     def fill(
         self,
@@ -121,36 +122,25 @@ class GaussianFills:
         # Counted in the whole grid, so that a map does not depend on how it was cut up.
         few = are_few(group.in_whole_grid, values[0] - values[1], values[1], drawing)
         few = few and not (drawing and values[0] > MOST_VALUES)
-        key = (patch, group.offset, window, few, drawing, pixels.dtype, pixels.device)
+        very_few = group.in_whole_grid <= VERY_FEW
+        key = (patch, group.offset, window, few, very_few, drawing, pixels.dtype, pixels.device)
         with _lock:
             windows = self._remembered.get(key)
         if windows is None:
             ring, inside = ring_and_window(patch, group.offset, window)
-            middle = self._middle(patch)
+            middle = middle_of(self._moments.patch, patch)
             conditional = Conditional(
                 self._moments, ring + middle, inside + middle, self._regularization
             )
             if few:
                 around, within = (self._values_at(places, patch) for places in (ring, inside))
-                windows = FewWindows(conditional, around, within, self._whole_patch(patch))
+                windows = FewWindows(conditional, around, within, patch, self._patches, very_few)
             else:
                 windows = ManyWindows(conditional, drawing, pixels)
-        with _lock:
-            self._remember(key, windows)
+        if group.in_whole_grid > 1:  # a window in a corner is soon done again
+            with _lock:
+                self._remember(key, windows)
         return windows
-
-    def _whole_patch(self, patch: tuple[int, ...]) -> WholePatch:
-        """The distribution of a whole patch; only the last one is remembered."""
-        last = self._last_patch
-        if last is None or last[0] != patch:
-            places = np.indices(patch).reshape(len(patch), -1).T + self._middle(patch)
-            last = patch, WholePatch(self._moments, places, self._regularization)
-            self._last_patch = last
-        return last[1]
-
-    def _middle(self, patch: tuple[int, ...]) -> Integers:
-        """Where an image is smaller than the fitted patch, it is taken from the patch's middle."""
-        return np.subtract(self._moments.patch, patch) // 2
 
     def _values_at(self, places: Integers, patch: tuple[int, ...]) -> Tensor:
         """The numbers of some places' values among those of a patch that vary together."""

@@ -94,13 +94,13 @@ class StationaryMoments(Moments):
         placed[:, :, given] = by_channel
         axes = tuple(range(-len(self.patch), 0))
         spectrum = torch.fft.rfftn(
-            placed.reshape(rows, channels, *self.patch), s=self._lags(), dim=axes
+            placed.reshape(rows, channels, *self.patch), s=self._padded(), dim=axes
         )
         if self.joint:
             spectrum = torch.einsum("nc...,cd...->nd...", spectrum, self._spectrum())
         else:
             spectrum = spectrum * self._spectrum()
-        predicted = torch.fft.irfftn(spectrum, s=self._lags(), dim=axes)
+        predicted = torch.fft.irfftn(spectrum, s=self._padded(), dim=axes)
         for axis, width in zip(axes, self.patch, strict=True):
             predicted = predicted.narrow(axis, 0, width)
         values: Tensor = predicted.flatten(2)[:, :, wanted]
@@ -183,8 +183,14 @@ class StationaryMoments(Moments):
         spectrum = self._transformed
         if spectrum is None:
             axes = tuple(range(-len(self.patch), 0))
-            first_lag_0 = torch.fft.ifftshift(self._autocovariance(), dim=axes)
-            spectrum = self._transformed = torch.fft.rfftn(first_lag_0, dim=axes)
+            by_lag = self._autocovariance()
+            wider = by_lag.new_zeros(*by_lag.shape[: -len(axes)], *self._padded())
+            part = wider
+            for axis, lags in zip(axes, self._lags(), strict=True):
+                part = part.narrow(axis, 0, lags)
+            part.copy_(by_lag)
+            lag_0_first = wider.roll([1 - size for size in self.patch], dims=axes)
+            spectrum = self._transformed = torch.fft.rfftn(lag_0_first, dim=axes)
         return spectrum
 
     def _forget(self) -> None:
@@ -206,6 +212,10 @@ class StationaryMoments(Moments):
 
     def _lags(self) -> tuple[int, ...]:
         return tuple(2 * size - 1 for size in self.patch)
+
+    def _padded(self) -> tuple[int, ...]:
+        """The lags with room to spare, in lengths that a Fourier transform is fast at."""
+        return tuple(_smooth_length(lags) for lags in self._lags())
 
     def check(self) -> None:
         products, counts = self.tensors["products"], self.tensors["counts"]
@@ -231,6 +241,19 @@ class StationaryMoments(Moments):
 
 def _scale(values: Tensor) -> float:
     return max(float(values.abs().max()), math.ulp(0.0))
+
+
+def _smooth_length(least: int) -> int:
+    """The first number from ``least`` on that has no prime factor beyond 5."""
+    length = least
+    while True:
+        rest = length
+        for factor in (2, 3, 5):
+            while rest % factor == 0:
+                rest //= factor
+        if rest == 1:
+            return length
+        length += 1
 
 
 def _centred(at_lags: Tensor, reach: list[int]) -> Tensor:
