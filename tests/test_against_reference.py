@@ -317,7 +317,6 @@ def test_sample_factor_is_the_conditional_covariance(few, place, covariance, cha
 
 @every_covariance
 @every_channels
-@pytest.mark.usefixtures("few")
 def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
     n_samples, window, strides = 4000, (2, 2), (3, 4)
     images = two_images()

@@ -79,6 +79,11 @@ class StationaryMoments(Moments):
 
     def predict(self, weights: Tensor, first: Integers, second: Integers) -> Tensor:
         # A convolution with the autocovariance, so the matrix between the places is not needed.
+        values = len(self.tensors["origin"]) * math.prod(self._padded())
+        some = torch.split(weights, max(1, VALUES_PER_TRANSFORM // values), dim=1)
+        return torch.cat([self._convolve(rows, first, second) for rows in some], dim=1)
+
+    def _convolve(self, weights: Tensor, first: Integers, second: Integers) -> Tensor:
         channels = len(self.tensors["origin"])
         rows, size = weights.shape[1], math.prod(self.patch)
         given, wanted = (
