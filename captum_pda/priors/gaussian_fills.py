@@ -21,7 +21,8 @@ from captum_pda.priors.many_windows import ManyWindows
 from captum_pda.priors.moments import Moments
 from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
 
-#: Values of matrices that are kept between calls (128 MiB in single precision).
+#: Values of matrices that are kept between calls (128 MiB in single precision), beside the factor of
+#: the last whole patch.
 REMEMBERED_VALUES = 2**25
 #: Values of outer patches that are gathered at once.
 RING_VALUES = 2**22
@@ -137,7 +138,7 @@ class GaussianFills:
                 windows = FewWindows(conditional, around, within, patch, self._patches, very_few)
             else:
                 windows = ManyWindows(conditional, drawing, pixels)
-        if group.in_whole_grid > 1:  # a window in a corner is soon done again
+        if group.in_whole_grid > 1:  # or corners would crowd out the others
             with _lock:
                 self._remember(key, windows)
         return windows
