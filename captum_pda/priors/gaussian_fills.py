@@ -21,8 +21,8 @@ from captum_pda.priors.many_windows import ManyWindows
 from captum_pda.priors.moments import Moments
 from captum_pda.windows import Integers, OuterPatchGroup, WindowGrid, block_pixels
 
-#: Values of matrices that are kept between calls (128 MiB in single precision), beside the factor of
-#: the last whole patch.
+#: Values of matrices that are kept between calls (128 MiB in single precision), beside the factor
+#: of the last whole patch.
 REMEMBERED_VALUES = 2**25
 #: Values of outer patches that are gathered at once.
 RING_VALUES = 2**22
