@@ -17,11 +17,11 @@ from captum.attr import Occlusion
 from timing import best_times
 
 from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, WindowGrid
-from captum_pda.engine import BatchSize, DenseEngine
-from captum_pda.model_call import ModelCall
-from captum_pda.pipeline import scores_without_windows
+from captum_pda.engines import BatchSize, DenseEngine
+from captum_pda.execution.loop import scores_without_windows
+from captum_pda.prediction.model_call import ModelCall
+from captum_pda.prediction.readout import Readout
 from captum_pda.priors import prior_for
-from captum_pda.scores import Readout
 
 TARGET = 7
 

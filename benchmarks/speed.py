@@ -24,8 +24,8 @@ from timing import best_times, seconds
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import captum_pda.engine.convolution_rules as convolution_rules
-import captum_pda.engine.winograd as winograd
+import captum_pda.engines.incremental.rules.convolution as convolution_rules
+import captum_pda.engines.incremental.winograd as winograd
 from captum_pda import ConstantPrior, EfficientPDA, IncrementalEngine, SampledPDA
 
 NETWORKS = {

@@ -5,9 +5,10 @@ and which against it, in bits.
 """
 
 from captum_pda import diagnostics
-from captum_pda.dataset import DatasetSummary, explain_dataset
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.engine import (
+from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
+from captum_pda.datasets.result_folder import ResultFolder, SettingsError
+from captum_pda.distributed.ranks import OtherRankError
+from captum_pda.engines import (
     DenseEngine,
     Engine,
     EngineReport,
@@ -15,8 +16,10 @@ from captum_pda.engine import (
     IncrementalError,
 )
 from captum_pda.errors import CovarianceError, NonFiniteOutputError, NotFittedError
-from captum_pda.evidence import WindowEvidence
-from captum_pda.gradient_pda import GradientPDA
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import (
     ConstantPrior,
     EmpiricalMeanPrior,
@@ -24,10 +27,7 @@ from captum_pda.priors import (
     MarginalPrior,
     PatchPrior,
 )
-from captum_pda.ranks import OtherRankError
-from captum_pda.result_folder import ResultFolder, SettingsError
-from captum_pda.sampled_pda import SampledPDA
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.window_grid import WindowGrid
 
 __version__ = "0.1.0"
 

@@ -1,8 +1,9 @@
-"""The errors of this library that are more than a plain ValueError or TypeError."""
+"""Errors that are more than a plain ValueError, and warnings at the user's own line."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 
@@ -35,3 +36,17 @@ def carry(error: BaseException, result: object) -> None:
     error.result = result  # type: ignore[attr-defined]
     if sys.version_info >= (3, 11):
         error.add_note("what was finished by then is in this exception's .result")
+
+
+#: Packages whose lines are not the user's own.
+INTERNAL = {"captum_pda", "captum", "contextlib"}
+
+
+def warn_user(message: str) -> None:
+    """Warn at the innermost line that is neither this library's nor Captum's."""
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)

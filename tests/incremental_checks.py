@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from captum_pda import DenseEngine, IncrementalEngine, WindowGrid
-from captum_pda.engine import BatchSize
-from captum_pda.engine.incremental import PreparedIncremental
+from captum_pda.engines import BatchSize
+from captum_pda.engines.incremental.engine import PreparedIncremental
 
 
 def random_fills(grid: WindowGrid, example: Tensor, n_samples: int = 1) -> Tensor:

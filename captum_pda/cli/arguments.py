@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from captum_pda.cli.errors import UsageError
 from captum_pda.cli.models import DEFAULT_MODEL
+from captum_pda.cli.usage_errors import UsageError
 
 
 def positive(given: str) -> int:

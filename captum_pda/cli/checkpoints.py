@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from captum_pda.cli.errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, one_line
 
 #: Where training scripts put the weights in a larger checkpoint.
 NESTED = ("state_dict", "model_state_dict", "model_state", "model")

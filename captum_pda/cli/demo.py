@@ -12,15 +12,15 @@ from PIL import Image
 
 from captum_pda.cli.arguments import positive
 from captum_pda.cli.captum_methods import captum_maps
-from captum_pda.cli.errors import optional_module
 from captum_pda.cli.explanation import Answer, Explanation, Question, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.results import make_folder, write_figure
+from captum_pda.cli.usage_errors import optional_module
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.visualization import visualize_evidence
 from captum_pda.visualization.arrays import picture
 from captum_pda.visualization.drawing import draw_colorbar
-from captum_pda.visualization.windows import draw_windows
+from captum_pda.visualization.window_frames import draw_windows
 
 #: Some 3,800 forward passes in all: a minute on two cores. Samples are drawn for a quarter of the
 #: windows only.

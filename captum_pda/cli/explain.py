@@ -14,13 +14,13 @@ from typing import Any
 from captum_pda import __version__
 from captum_pda.cli import folder
 from captum_pda.cli.arguments import add_model_options, device_for, positive
-from captum_pda.cli.errors import CommandError, UsageError, one_line
 from captum_pda.cli.explanation import METHODS, Explanation, Question, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import load_photo
 from captum_pda.cli.results import RAW_FORMATS, make_folder, write_numbers, write_picture
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
 from captum_pda.cli.words import answer_lines, top_classes
-from captum_pda.engine.select import ENGINES
+from captum_pda.engines.select import ENGINES
 from captum_pda.priors import GaussianPatchPrior
 
 DEFAULT_WINDOW = 10

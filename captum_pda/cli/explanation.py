@@ -9,17 +9,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda.cli.errors import UsageError
 from captum_pda.cli.labels import find_class
 from captum_pda.cli.models import Classifier
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.evidence import WindowEvidence
-from captum_pda.gradient_pda import GradientPDA
+from captum_pda.cli.usage_errors import UsageError
+from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import PatchPrior
-from captum_pda.sampled_pda import SampledPDA
-from captum_pda.strongest import StrongWindow, pick_strongest, strongest_windows
-from captum_pda.window_arguments import make_grids
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.arguments import make_grids
+from captum_pda.regions.window_grid import WindowGrid
 
 METHODS = ("efficient", "sampled", "gradient")
 

@@ -10,11 +10,11 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from captum_pda.cli.arguments import add_model_name, positive
-from captum_pda.cli.errors import CommandError, UsageError
 from captum_pda.cli.models import preprocessing_for
 from captum_pda.cli.photos import find_photos, load_photo
+from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.priors import GaussianPatchPrior
-from captum_pda.priors.gaussian import CHANNELS, COVARIANCES
+from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

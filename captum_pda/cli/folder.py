@@ -27,26 +27,26 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from captum_pda.cli.arguments import device_for
-from captum_pda.cli.errors import CommandError, UsageError
 from captum_pda.cli.explanation import Question, check_window, choose_classes, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
 from captum_pda.cli.photos import find_photos, load_photo
 from captum_pda.cli.results import make_folder, write_numbers, write_picture, write_result
-from captum_pda.dataset import versions
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.engine.auto import WORTH_A_PROBE
-from captum_pda.fingerprints import file_fingerprint, fingerprint
-from captum_pda.priors import GaussianPatchPrior, PatchPrior
-from captum_pda.ranks import OtherRankError, Ranks
-from captum_pda.result_folder import (
+from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.datasets.explain_dataset import versions
+from captum_pda.datasets.fingerprints import file_fingerprint, fingerprint
+from captum_pda.datasets.result_folder import (
     SettingsError,
     as_json,
     keep_settings,
     read_settings,
 )
-from captum_pda.shared_work import share_work
-from captum_pda.whole_files import remove_parts
-from captum_pda.window_arguments import make_grids
+from captum_pda.distributed.ranks import OtherRankError, Ranks
+from captum_pda.distributed.shared_work import share_work
+from captum_pda.engines.auto import WORTH_A_PROBE
+from captum_pda.files import remove_parts
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.priors import GaussianPatchPrior, PatchPrior
+from captum_pda.regions.arguments import make_grids
 
 SUMMARY_FILE = "summary.json"
 #: What torchrun tells every process that it starts.

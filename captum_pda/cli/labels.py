@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from captum_pda.cli.errors import CommandError, UsageError, optional_module
+from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
 
 IMAGENET_CLASSES = 1000
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from captum_pda import __version__
 from captum_pda.cli import demo, explain, fit_prior
-from captum_pda.cli.errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, one_line
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captum_pda.cli.checkpoints import load_into, number_of_classes, read_checkpoint
-from captum_pda.cli.errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.cli.labels import IMAGENET_CLASSES, class_names
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 DEFAULT_MODEL = "efficientnet_lite0"
 #: Before a photo is scaled, its longer side is cut to so many times its shorter one. Models look

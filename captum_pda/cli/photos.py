@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from captum_pda.cli.errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, one_line
 
 #: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
 #: file is run by Ghostscript.

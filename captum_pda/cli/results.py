@@ -13,11 +13,11 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import save as to_safetensors
 
-from captum_pda.cli.errors import CommandError
 from captum_pda.cli.explanation import Explanation
 from captum_pda.cli.models import Classifier
+from captum_pda.cli.usage_errors import CommandError
+from captum_pda.files import write_whole
 from captum_pda.visualization import visualize_evidence_multiple
-from captum_pda.whole_files import write_whole
 
 RAW_FORMATS = ("npz", "safetensors", "none")
 DPI = 110

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from captum_pda.cli.explanation import Answer
-from captum_pda.strongest import StrongWindow
+from captum_pda.evidence.strongest import StrongWindow
 
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")

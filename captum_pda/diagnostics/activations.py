@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_pda.diagnostics.some_windows import every_window, windows_at
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.inputs import check_choice, check_count
-from captum_pda.perturbation_pda import PerturbationPDA
-from captum_pda.sampled_pda import SampledPDA
-from captum_pda.window_arguments import Extents
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.methods.sampled import SampledPDA
+from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.regions.arguments import Extents
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -19,12 +19,12 @@ from captum_pda.diagnostics.some_windows import (
     with_conditional_mean,
     with_samples,
 )
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.gradient_pda import GradientPDA
-from captum_pda.inputs import check_count
-from captum_pda.perturbation_pda import PerturbationPDA
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.prediction.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
-from captum_pda.window_arguments import Extents
+from captum_pda.regions.arguments import Extents
 
 
 @dataclass(frozen=True, eq=False, repr=False)

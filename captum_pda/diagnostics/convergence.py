@@ -18,9 +18,9 @@ from captum_pda.diagnostics.some_windows import (
     with_conditional_mean,
     with_samples,
 )
-from captum_pda.inputs import check_count
-from captum_pda.perturbation_pda import PerturbationPDA
-from captum_pda.window_arguments import Extents
+from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.prediction.inputs import check_count
+from captum_pda.regions.arguments import Extents
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_pda import host
+from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.engine import BatchSize
-from captum_pda.inputs import check_choice, check_count, check_images
-from captum_pda.measures import measure_for
-from captum_pda.model_call import ModelCall, evaluation_mode
-from captum_pda.scores import OUTPUTS, Readout
-from captum_pda.targets import watched_columns
+from captum_pda.engines import BatchSize
+from captum_pda.prediction.inputs import check_choice, check_count, check_images
+from captum_pda.prediction.measures import measure_for
+from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.readout import OUTPUTS, Readout
+from captum_pda.prediction.targets import watched_columns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -149,7 +149,7 @@ def _ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
             f"attributions have shape {tuple(attributions.shape)}, where the inputs have "
             f"{tuple(inputs.shape)}; give a map of that shape or with one channel"
         )
-    if not host.all_finite(attributions):
+    if not device_sync.all_finite(attributions):
         raise ValueError("attributions hold NaN or infinite values, which have no order")
     importance = attributions.detach().to(inputs.device).sum(dim=1).flatten(1)
     order = importance.argsort(dim=1, descending=True, stable=True)

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda import host
+from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.efficient_pda import EfficientPDA
-from captum_pda.evidence import WindowEvidence
-from captum_pda.inputs import check_count, check_images
-from captum_pda.perturbation_pda import PerturbationPDA
-from captum_pda.sampled_pda import SampledPDA
-from captum_pda.window_arguments import Extents, make_grids
-from captum_pda.windows import WindowGrid
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.methods.sampled import SampledPDA
+from captum_pda.prediction.inputs import check_count, check_images
+from captum_pda.regions.arguments import Extents, make_grids
+from captum_pda.regions.window_grid import WindowGrid
 
 
 def every_window(inputs: Tensor, sliding_window_shapes: Extents) -> WindowGrid:
@@ -45,7 +45,7 @@ def random_windows(
 ) -> list[int]:
     """The numbers of some windows, each as likely as any other, in the grid's order."""
     n_windows = min(check_count("n_windows", n_windows), len(grid))
-    seed = host.draw_seed(generator)
+    seed = device_sync.draw_seed(generator)
     order = np.random.default_rng(seed % 2**64).permutation(len(grid))
     return sorted(int(number) for number in order[:n_windows])
 
@@ -63,7 +63,7 @@ def with_conditional_mean(pda: PerturbationPDA) -> EfficientPDA:
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
     """The target as given, or without one the predicted class of each example."""
     if target is None and evidence.output != "raw" and len(evidence.output_shape) == 1:
-        return host.as_integers(evidence.scores.argmax(dim=1))
+        return device_sync.as_integers(evidence.scores.argmax(dim=1))
     return target
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.window_grid import WindowGrid
 
 
 class ConstantPrior:

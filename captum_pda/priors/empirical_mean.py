@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from captum_pda import host
-from captum_pda.inputs import check_count
+from captum_pda import device_sync
+from captum_pda.prediction.inputs import check_count
 from captum_pda.priors.per_example import prior_for
 from captum_pda.priors.protocol import PatchPrior
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.window_grid import WindowGrid
 
 #: How many draws are held in memory together.
 DRAWN_AT_ONCE = 8
@@ -43,11 +43,11 @@ class EmpiricalMeanPrior:
     ) -> None:
         self.prior = prior
         self.n_samples = check_count("n_samples", n_samples)
-        self._seed = host.draw_seed(generator)
+        self._seed = device_sync.draw_seed(generator)
 
     def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
         prior = prior_for(self.prior, "sample", inputs, grid)
-        generator = host.generator_for(self._seed, grid.first, inputs.device)
+        generator = device_sync.generator_for(self._seed, grid.first, inputs.device)
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(inputs.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=inputs.device)

@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from captum_pda.errors import NotFittedError
 from captum_pda.priors.batches import Images, batches_of
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.window_grid import WindowGrid
 
 
 class MarginalPrior:

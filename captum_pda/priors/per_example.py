@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_pda.priors.gaussian import GaussianPatchPrior
-from captum_pda.windows import WindowGrid
+from captum_pda.priors.gaussian.prior import GaussianPatchPrior
+from captum_pda.regions.window_grid import WindowGrid
 
 #: How far the outer patch reaches beyond the window on each side: 10 in 18, as in the paper.
 MARGIN = 4

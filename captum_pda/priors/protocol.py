@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from captum_pda.windows import WindowGrid
+from captum_pda.regions.window_grid import WindowGrid
 
 
 @runtime_checkable

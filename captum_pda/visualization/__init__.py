@@ -7,9 +7,9 @@ in bits.
 """
 
 from captum_pda.visualization.arrays import evidence_scale
-from captum_pda.visualization.evidence import visualize_evidence
+from captum_pda.visualization.evidence_map import visualize_evidence
 from captum_pda.visualization.multiple import visualize_evidence_multiple
-from captum_pda.visualization.windows import visualize_strongest_windows
+from captum_pda.visualization.window_frames import visualize_strongest_windows
 
 __all__ = [
     "evidence_scale",

@@ -13,7 +13,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from captum_pda.inputs import check_choice
+from captum_pda.prediction.inputs import check_choice
 from captum_pda.visualization.arrays import Floats
 
 #: What the colour bar says, by measure; "raw" is for outputs that are no predictions of a class.

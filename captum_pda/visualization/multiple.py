@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
-from captum_pda.inputs import check_choice, check_count
+from captum_pda.prediction.inputs import check_choice, check_count
 from captum_pda.visualization.arrays import (
     Image,
     check_scale,

@@ -1,0 +1,1 @@
+"""Whole data sets, and the folders that hold their results."""

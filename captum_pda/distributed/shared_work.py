@@ -1,0 +1,111 @@
+"""Many tasks over the ranks of a process group: whoever is free takes the next one."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from tqdm.auto import tqdm
+
+from captum_pda.distributed.ranks import OtherRankError, Ranks
+
+#: How often a rank that has nothing left to do looks whether the others are done, in seconds.
+LOOK_EVERY = 0.2
+
+
+def share_work(
+    n_tasks: int,
+    work: Callable[[int], object],
+    ranks: Ranks,
+    title: str | None = None,
+    unit: str = "example",
+    show_traceback: bool = False,
+) -> dict[int, str]:
+    """Call ``work(0)`` to ``work(n_tasks - 1)``, each once and on one rank.
+
+    A task that fails does not stop the others. All ranks return together.
+
+    Args:
+        n_tasks: how many tasks there are; the same on all ranks.
+        work: does one of them.
+        ranks: the processes that share them.
+        title: of the one progress bar for all ranks, which the first shows; None shows none.
+        unit: what the bar counts.
+        show_traceback: whether to print where a task failed.
+
+    Returns:
+        The tasks that failed on any rank, with the reason in one line.
+    """
+    counter = _Counter(ranks)
+    failed: dict[int, str] = {}
+    silent = title is None or ranks.rank > 0
+    with tqdm(total=n_tasks, desc=title, unit=unit, disable=silent) as bar:
+        try:
+            while (number := counter.take()) < n_tasks:
+                try:
+                    work(number)
+                except Exception as error:
+                    failed[number] = " ".join(str(error).split()) or type(error).__name__
+                    if show_traceback:
+                        traceback.print_exception(error)
+                counter.finish()
+                bar.update(counter.finished() - bar.n)
+        except BaseException:
+            counter.leave()
+            raise
+        # Not in a collective operation, which would give up long before a slow rank is done.
+        while (finished := counter.finished()) < n_tasks:
+            if counter.has_left():
+                raise OtherRankError("another rank was stopped; run the same command again")
+            bar.update(finished - bar.n)
+            time.sleep(LOOK_EVERY)
+        bar.update(n_tasks - bar.n)
+    return {
+        number: reason
+        for part in ranks.gather_objects(failed)
+        for number, reason in sorted(part.items())
+    }
+
+
+class _Counter:
+    """Counts tasks, for all ranks at once: in the store that their process group was made with."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._taken, self._finished = 0, 0
+        self._store: Any = None
+        if ranks.count > 1:
+            # A name of its own, as a group may share work many times.
+            self._name = ranks.gather_objects(uuid.uuid4().hex)[0]
+            self._store = dist.distributed_c10d._get_default_store()
+
+    def take(self) -> int:
+        """The number of the next task, which no other rank gets."""
+        if self._store is None:
+            self._taken += 1
+            return self._taken - 1
+        return self._add("taken", 1) - 1
+
+    def finish(self) -> None:
+        if self._store is None:
+            self._finished += 1
+        else:
+            self._add("finished", 1)
+
+    def finished(self) -> int:
+        """How many tasks are done, or have failed, on any rank."""
+        return self._finished if self._store is None else self._add("finished", 0)
+
+    def leave(self) -> None:
+        """Tell the others that this rank does not come back."""
+        if self._store is not None:
+            self._add("left", 1)
+
+    def has_left(self) -> bool:
+        return self._store is not None and self._add("left", 0) > 0
+
+    def _add(self, what: str, number: int) -> int:
+        return int(self._store.add(f"captum_pda/{self._name}/{what}", number))

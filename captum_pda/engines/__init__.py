@@ -1,0 +1,21 @@
+"""Engines run a model on an example with each window replaced."""
+
+from captum_pda.engines.batch_size import BatchSize
+from captum_pda.engines.dense import DenseEngine
+from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.engines.incremental.no_rule import IncrementalError
+from captum_pda.engines.protocol import Engine, PreparedEngine
+from captum_pda.engines.report import EngineReport
+from captum_pda.engines.select import ENGINES, engine_for
+
+__all__ = [
+    "ENGINES",
+    "BatchSize",
+    "DenseEngine",
+    "Engine",
+    "EngineReport",
+    "IncrementalEngine",
+    "IncrementalError",
+    "PreparedEngine",
+    "engine_for",
+]

@@ -1,0 +1,1 @@
+"""The engine that recomputes only what a window can change."""

@@ -1,0 +1,1 @@
+"""How a function acts on boxes."""

@@ -1,0 +1,21 @@
+"""From the ``engine`` argument to an engine."""
+
+from __future__ import annotations
+
+from captum_pda.engines.auto import AutoEngine
+from captum_pda.engines.dense import DenseEngine
+from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.engines.protocol import Engine
+from captum_pda.prediction.inputs import check_choice
+
+ENGINES = ("auto", "dense", "incremental")
+
+
+def engine_for(engine: str | Engine) -> Engine:
+    """The engine of this name, or the engine object itself."""
+    if not isinstance(engine, str) and isinstance(engine, Engine):
+        return engine
+    check_choice("engine", engine, ENGINES)
+    if engine == "auto":
+        return AutoEngine()
+    return IncrementalEngine() if engine == "incremental" else DenseEngine()

@@ -1,0 +1,1 @@
+"""What every region says about every output."""

@@ -1,0 +1,1 @@
+"""The loop that hides every region once and keeps the model's scores."""

@@ -1,0 +1,1 @@
+"""What a user calls: resolve the arguments, run, return."""

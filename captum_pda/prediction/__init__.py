@@ -1,0 +1,1 @@
+"""From a model and its arguments to scores, and from scores to measures."""

@@ -1,0 +1,166 @@
+"""The user's model, called with everything but one tensor of one example held fixed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from captum_pda._captum import format_additional_forward_args
+from captum_pda.errors import warn_user
+
+
+class ModelCall:
+    """Calls ``forward_func`` on the inputs as they are, or on perturbed copies of an example.
+
+    Args:
+        forward_func: the user's model or function.
+        inputs: the tensors to explain, all with the same batch size N.
+        additional_forward_args: further arguments; tensors with N rows go with their example,
+            anything else is handed on as it is.
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        additional_forward_args: object = None,
+    ) -> None:
+        self._forward_func = forward_func
+        self._inputs = inputs
+        self._additional = format_additional_forward_args(additional_forward_args) or ()
+
+    def unperturbed(self) -> Tensor:
+        """The model's checked outputs for the inputs as they are, (N, ...)."""
+        arguments = own_copies((*self._inputs, *self._additional))
+        return check_outputs(self._forward_func(*arguments), self._inputs)
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into the model with each example."""
+        n_examples = len(self._inputs[0])
+        return sum(
+            argument.numel() // n_examples
+            for argument in (*self._inputs, *self._additional)
+            if _is_per_example(argument, n_examples)
+        )
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from copies of one example's tensor ``position`` to the model's outputs."""
+        n_examples = len(self._inputs[0])
+
+        def repeat(argument: Any, n_copies: int) -> Any:
+            if not _is_per_example(argument, n_examples):
+                return argument
+            row = argument[example : example + 1]
+            return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
+
+        def call(copies: Tensor) -> Tensor:
+            arguments = [
+                copies if number == position else repeat(argument, len(copies))
+                for number, argument in enumerate((*self._inputs, *self._additional))
+            ]
+            return _one_row_each(self._forward_func(*arguments), len(copies))
+
+        return call
+
+
+def own_copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with every tensor copied, since a model may write into them."""
+    return tuple(
+        argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments
+    )
+
+
+def _is_per_example(argument: Any, n_examples: int) -> bool:
+    return isinstance(argument, Tensor) and argument.dim() > 0 and len(argument) == n_examples
+
+
+def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Refuse outputs that are not one floating-point row an example."""
+    if not isinstance(outputs, Tensor):
+        raise TypeError(
+            f"the model returned {type(outputs).__name__} where a tensor was expected; wrap it in "
+            "a function that returns the tensor, such as lambda x: model(x)[0]"
+        )
+    if not outputs.is_floating_point():
+        raise TypeError(
+            f"the model returned dtype {outputs.dtype}; evidence needs its scores, not labels: "
+            "return logits or probabilities"
+        )
+    return _one_row_each(outputs, len(inputs[0]))
+
+
+def _one_row_each(outputs: Tensor, n_rows: int) -> Tensor:
+    if n_rows == 1 and (outputs.dim() == 0 or len(outputs) != 1):
+        # A model that squeezes its outputs has dropped the batch dimension.
+        return outputs.unsqueeze(0)
+    if outputs.dim() == 0 or len(outputs) != n_rows:
+        raise ValueError(
+            f"the model returned shape {tuple(outputs.shape)} for {n_rows} examples; the first "
+            "dimension must be the batch"
+        )
+    return outputs
+
+
+@contextmanager
+def evaluation_mode(forward_func: object) -> Iterator[None]:
+    """Run a model that was left in training mode in evaluation mode, and put it back after.
+
+    In training mode a prediction is random (dropout) or depends on the other copies in its batch
+    (batch-norm, whose statistics it would change too), so its map would mean nothing.
+    """
+    while isinstance(forward_func, partial):
+        forward_func = forward_func.func
+    owner = getattr(forward_func, "__self__", forward_func)
+    modules = tuple(owner.modules()) if isinstance(owner, nn.Module) else ()
+    borrowed = _borrow(modules)
+    try:
+        if any(_differs_in_training(module) for module in borrowed):
+            warn_user(
+                "the model is in training mode, where its predictions are random or depend on "
+                "their batch; it is explained in evaluation mode and put back after. Call "
+                "model.eval() first to silence this."
+            )
+        yield
+    finally:
+        _give_back(borrowed)
+
+
+#: Modules that are in evaluation mode for as long as someone explains their model, and by how many:
+#: threads may share a model, and the last one puts it back.
+_borrowers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _borrow(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Put modules into evaluation mode, and return those that were not left so by the user."""
+    with _lock:
+        borrowed = [m for m in modules if m in _borrowers or getattr(m, "training", False)]
+        for module in borrowed:
+            _borrowers[module] = _borrowers.get(module, 0) + 1
+            module.training = False
+    return borrowed
+
+
+def _give_back(modules: Iterable[nn.Module]) -> None:
+    """Put modules back into training mode, unless someone else still needs them as they are."""
+    with _lock:
+        for module in modules:
+            _borrowers[module] -= 1
+            if _borrowers[module] == 0:
+                del _borrowers[module]
+                module.training = True
+
+
+def _differs_in_training(module: nn.Module) -> bool:
+    """Whether a module in training mode was likely left so: it has weights, or it drops values. A
+    fresh wrapper around a model in evaluation mode has neither."""
+    holds = next(module.parameters(recurse=False), None) is not None
+    return holds or "Dropout" in type(module).__name__

@@ -1,0 +1,43 @@
+"""Fill many windows at one place of their outer patch: one operator and one factor for all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captum_pda.priors.gaussian.conditioning import Conditional
+
+
+class ManyWindows:
+    """A conditional distribution as matrices, which cost much once and little for each window.
+
+    Args:
+        conditional: the distribution of such a window given its ring.
+        drawing: whether samples will be asked for.
+        like: has the inputs' dtype and device.
+    """
+
+    def __init__(self, conditional: Conditional, drawing: bool, like: Tensor) -> None:
+        self._ring_mean = conditional.ring_mean.to(like).unsqueeze(1)
+        self._window_mean = conditional.window_mean.to(like).unsqueeze(1)
+        self._operator = conditional.operator.to(like)
+        self._sample_factor = conditional.sample_factor.to(like) if drawing else None
+
+    @property
+    def size(self) -> int:
+        """How many values are kept."""
+        drawing = self._sample_factor
+        return self._operator.numel() + (0 if drawing is None else drawing.numel())
+
+    def fill(
+        self, ring: Tensor, n_samples: int | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Fills (S, groups, windows, values) of windows with these rings (groups, windows, values);
+        without ``n_samples`` the conditional mean as the only one."""
+        means = self._window_mean + (ring - self._ring_mean) @ self._operator
+        if n_samples is None or self._sample_factor is None:
+            return means.unsqueeze(0)
+        noise = torch.randn(
+            (n_samples, *means.shape), generator=generator, dtype=means.dtype, device=means.device
+        )
+        return means + noise @ self._sample_factor.mT

@@ -1,0 +1,327 @@
+"""The Gaussian patch prior: a window's distribution given the rest of its outer patch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from captum_pda.distributed.ranks import Ranks
+from captum_pda.errors import NotFittedError
+from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.priors.batches import Images, batches_of
+from captum_pda.priors.gaussian import storage
+from captum_pda.priors.gaussian.across_ranks import merge_moments
+from captum_pda.priors.gaussian.fills import GaussianFills
+from captum_pda.priors.gaussian.moments import Moments
+from captum_pda.priors.gaussian.patch_moments import PatchMoments
+from captum_pda.priors.gaussian.stationary_moments import StationaryMoments
+from captum_pda.regions.window_grid import WindowGrid
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+COVARIANCES: dict[str, type[Moments]] = {"stationary": StationaryMoments, "full": PatchMoments}
+CHANNELS = ("joint", "independent")
+
+
+class GaussianPatchPrior:
+    """Pixels of an outer patch are jointly Gaussian, so a window given the ring around it is too:
+    mean m_w + S_wr S_rr^-1 (x_r - m_r), covariance S_ww - S_wr S_rr^-1 S_rw.
+
+    Args:
+        patch_size: the outer patch, an int or one a spatial dimension; larger than the windows.
+        covariance: "stationary" (mean and autocovariance only; can be fitted on one image, serves
+            any smaller window) or "full" (mean and covariance of whole patches, the papers' model).
+        channels: "joint", or "independent" to treat each channel by itself.
+        regularization: S has its diagonal raised by this share of the mean variance.
+        clip_samples: whether samples are clipped to each channel's fitted range.
+
+    Example::
+
+        >>> prior = GaussianPatchPrior(patch_size=18).fit(loader, show_progress=True)
+        >>> prior.save("chest_xray.safetensors")
+        >>> prior = GaussianPatchPrior.load("chest_xray.safetensors")
+        >>> EfficientPDA(model, prior=prior).attribute(image, target=3)
+    """
+
+    def __init__(
+        self,
+        patch_size: int | Sequence[int],
+        covariance: str = "stationary",
+        channels: str = "joint",
+        regularization: float = 1e-5,
+        clip_samples: bool = False,
+    ) -> None:
+        self.patch_size = (
+            tuple(check_count("patch_size", size) for size in patch_size)
+            if isinstance(patch_size, Sequence)
+            else check_count("patch_size", patch_size)
+        )
+        if isinstance(self.patch_size, tuple) and not 1 <= len(self.patch_size) <= 3:
+            raise ValueError(
+                f"patch_size={patch_size!r} has {len(self.patch_size)} entries; images have 1 to 3 "
+                "spatial dimensions"
+            )
+        check_choice("covariance", covariance, COVARIANCES)
+        check_choice("channels", channels, CHANNELS)
+        if not 0 < regularization < 1:
+            raise ValueError(f"regularization={regularization!r} must lie between 0 and 1")
+        if not isinstance(clip_samples, bool):
+            raise TypeError(f"clip_samples must be True or False, got {clip_samples!r}")
+        self.covariance = covariance
+        self.channels = channels
+        self.regularization = float(regularization)
+        self.clip_samples = clip_samples
+        self._moments: Moments | None = None
+        self._range: Tensor | None = None
+        self._fills: GaussianFills | None = None
+
+    # Fitting
+
+    def fit(
+        self,
+        data: Images,
+        show_progress: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> Self:
+        """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
+
+        Batches may be tuples that start with the images, so labels are passed over. Memory does
+        not grow with the data. What was fitted before is forgotten once the new fit succeeds.
+
+        With a process group each rank gives its own part of the data, such as a loader with a
+        DistributedSampler, and all get the fit to the whole.
+        """
+        fresh = type(self)(self.patch_size, self.covariance, self.channels)
+        ranks = Ranks(process_group)
+        with ranks.failing_together():
+            shows = show_progress and ranks.rank == 0
+            for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
+                fresh._add(batch)
+        if ranks.count > 1:
+            fresh.merge_across(process_group)
+        self._moments, self._range = fresh._moments, fresh._range
+        self._fills = None
+        return self
+
+    def partial_fit(self, images: Tensor) -> Self:
+        """Add one batch (N, C, *space) to the fit."""
+        for batch in batches_of(images):
+            self._add(batch)
+        return self
+
+    def merge(self, other: GaussianPatchPrior) -> Self:
+        """Add what another prior of the same settings was fitted to."""
+        if not isinstance(other, GaussianPatchPrior):
+            raise TypeError(f"merge takes a GaussianPatchPrior, got {type(other).__name__}")
+        theirs, their_range = other._fitted()
+        mine = self._moments
+        self._same("covariance", self.covariance, other.covariance)
+        self._same("channels", self.channels, other.channels)
+        self._same("patch_size", self._patch_for(len(theirs.patch)), theirs.patch)
+        if mine is None:
+            self._moments, self._range = theirs.clone(), their_range
+        else:
+            self._same("number of channels", self.n_channels, other.n_channels)
+            mine.merge(theirs.to(self.device))
+            self._widen(their_range.to(self.device))
+        self._fills = None
+        return self
+
+    def merge_across(self, process_group: ProcessGroup | None) -> Self:
+        """Add what the other ranks of a process group were fitted to; all ranks call it, and a rank
+        may have seen nothing. Every rank then has the same fit."""
+        ranks = Ranks(process_group)
+        moments = self._moments
+        self._moments, self._range = merge_moments(
+            COVARIANCES[self.covariance],
+            self.channels == "joint",
+            moments.patch if moments else (),
+            self._fitted() if moments else None,
+            ranks,
+        )
+        self._fills = None
+        return self
+
+    def _add(self, batch: Tensor) -> None:
+        # Apple's graphics cards have no double precision.
+        device = "cpu" if batch.device.type == "mps" else batch.device
+        images = batch.detach().to(device, torch.float64)
+        moments = self._moments
+        if moments is None:
+            patch = self._patch_for(images.dim() - 2)
+            joint = self.channels == "joint"
+            moments = COVARIANCES[self.covariance].empty(patch, joint, images)
+        else:
+            self._check_channels(images)
+            images = images.to(self.device)
+        moments.update(images)
+        self._moments = moments
+        by_channel = images.transpose(0, 1).flatten(1)
+        self._widen(torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)]))
+        self._fills = None
+
+    def _widen(self, extremes: Tensor) -> None:
+        if self._range is not None:
+            low = torch.minimum(self._range[0], extremes[0])
+            high = torch.maximum(self._range[1], extremes[1])
+            extremes = torch.stack([low, high])
+        self._range = extremes
+
+    # Filling windows
+
+    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
+        """The expected content of each window given the ring around it, (N, W, C, *window)."""
+        return self._fills_for(inputs, grid).fill(inputs, grid)[0]
+
+    def sample(
+        self,
+        inputs: Tensor,
+        grid: WindowGrid,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws of each window given the ring around it, (S, N, W, C, *window)."""
+        n_samples = check_count("n_samples", n_samples)
+        samples = self._fills_for(inputs, grid).fill(inputs, grid, n_samples, generator)
+        if self.clip_samples:
+            low, high = self._fitted()[1].to(inputs)
+            shape = (-1, *(1 for _ in grid.window))
+            samples = samples.clamp(low.reshape(shape), high.reshape(shape))
+        return samples
+
+    def _fills_for(self, inputs: Tensor, grid: WindowGrid) -> GaussianFills:
+        moments, _ = self._fitted()
+        self._check_channels(inputs)
+        if len(grid.window) != len(moments.patch):
+            raise ValueError(
+                f"this prior was fitted on {len(moments.patch)} spatial dimensions; inputs have "
+                f"{len(grid.window)}"
+            )
+        for width, size, extent in zip(grid.window, moments.patch, grid.space, strict=True):
+            # A window may cover an axis, if the patch does too.
+            if width > size or width == size < extent:
+                raise ValueError(
+                    f"a window of {grid.window} leaves nothing to condition on in an outer patch "
+                    f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "
+                    f"{max(grid.window)}"
+                )
+        fills = self._fills
+        if fills is None:
+            fills = self._fills = GaussianFills(moments, self.regularization)
+        return fills
+
+    # Moving and storing
+
+    def __getstate__(self) -> dict[str, object]:
+        # Copies make their own matrices, which can be far larger than the fit.
+        return {**self.__dict__, "_fills": None}
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the fit to another device."""
+        moments, extremes = self._fitted()
+        self._moments, self._range, self._fills = moments.to(device), extremes.to(device), None
+        return self
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the fit to a safetensors file, which holds numbers and settings only."""
+        moments, extremes = self._fitted()
+        storage.save(
+            path,
+            {**moments.tensors, "range": extremes},
+            {
+                "patch_size": list(moments.patch),
+                "covariance": self.covariance,
+                "channels": self.channels,
+                "regularization": self.regularization,
+                "clip_samples": self.clip_samples,
+            },
+            overwrite,
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
+        """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads."""
+        with storage.opened(path, device) as file:
+            prior = cls(**file.settings)
+            patch = tuple(file.settings["patch_size"])
+            channels = file.shapes.get("range", [0])[-1]
+            if channels < 1:
+                raise ValueError("its range is that of no channels")
+            joint = prior.channels == "joint"
+            moments_type = COVARIANCES[prior.covariance]
+            shapes = moments_type.shapes(patch, joint, channels) | {"range": [2, channels]}
+            tensors = file.read(shapes)
+            extremes = tensors.pop("range")
+            if bool((extremes[0] > extremes[1]).any()):
+                raise ValueError("its range has a lowest value above the highest")
+            prior._moments = moments_type(patch, joint, tensors)
+            prior._moments.check()
+            prior._range = extremes
+        return prior
+
+    # What is fitted
+
+    def fingerprinted(self) -> list[object]:
+        """What fills depend on, and so what a hash of this prior is made of."""
+        moments, extremes = self._fitted()
+        return [
+            moments.tensors,
+            extremes,
+            [self.covariance, self.channels, self.regularization, self.clip_samples],
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the fit is kept."""
+        return self._fitted()[1].device
+
+    @property
+    def n_channels(self) -> int:
+        """How many channels the fitted images have."""
+        return self._fitted()[1].shape[1]
+
+    def _fitted(self) -> tuple[Moments, Tensor]:
+        if self._moments is None or self._range is None:
+            raise NotFittedError(
+                "this GaussianPatchPrior is not fitted yet; call fit(images) first, or pass "
+                "prior=None to fit each example by itself"
+            )
+        return self._moments, self._range
+
+    def _check_channels(self, images: Tensor) -> None:
+        if images.shape[1] != self.n_channels:
+            raise ValueError(
+                f"this prior was fitted on {self.n_channels} channels; these images have "
+                f"{images.shape[1]}"
+            )
+
+    def _patch_for(self, dims: int) -> tuple[int, ...]:
+        if isinstance(self.patch_size, int):
+            return (self.patch_size,) * dims
+        if len(self.patch_size) != dims:
+            raise ValueError(
+                f"patch_size={self.patch_size} has {len(self.patch_size)} entries; these images "
+                f"have {dims} spatial dimensions"
+            )
+        return self.patch_size
+
+    @staticmethod
+    def _same(name: str, mine: object, theirs: object) -> None:
+        if mine != theirs:
+            raise ValueError(
+                f"only priors of the same settings merge; the {name} is {mine!r} here and "
+                f"{theirs!r} there"
+            )
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self._moments is None else f"fitted on {self.n_channels} channels"
+        return (
+            f"GaussianPatchPrior({self.patch_size}, covariance={self.covariance!r}, "
+            f"channels={self.channels!r}, {fitted})"
+        )

@@ -1,0 +1,122 @@
+"""Files of tensors and plain settings, written whole or not at all, and read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from captum_pda.files import write_whole
+
+FORMAT = "captum_pda prior"
+VERSION = 1
+#: A larger file is not read: factoring its covariance would be out of reach.
+MOST_BYTES = 2**32
+#: Nor one with a longer header: the names of many thousand tensors may take minutes to read.
+MOST_HEADER_BYTES = 2**16
+#: Characters of an error message; a hostile file may have much to say.
+LONGEST_MESSAGE = 300
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    overwrite: bool,
+) -> None:
+    """Write a file of tensors and settings, whole or not at all."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
+    if os.path.lexists(target) and not overwrite:
+        raise _already_there(target)
+    header = {"format": FORMAT, "version": str(VERSION), "settings": json.dumps(dict(settings))}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        write_whole(target, to_bytes(contiguous, metadata=header), overwrite)
+    except FileExistsError:  # it came there in the meantime
+        raise _already_there(target) from None
+
+
+def _already_there(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
+
+
+class StoredPrior:
+    """An opened file that ``save`` wrote: its settings, and what it says of its tensors.
+
+    Nothing of the tensors is read before their shapes were compared with what belongs there.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        header = file.metadata() or {}
+        if header.get("format") != FORMAT:
+            raise ValueError(f"its header does not say {FORMAT!r}")
+        if header.get("version") != str(VERSION):
+            raise ValueError(
+                f"it has version {header.get('version')!r}, and this library reads {VERSION}"
+            )
+        settings = json.loads(header.get("settings", ""))
+        if not isinstance(settings, dict):
+            raise ValueError("its settings are not a table")
+        self.settings: dict[str, Any] = settings
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        self.shapes: dict[str, list[int]] = {name: s.get_shape() for name, s in slices.items()}
+        self._dtypes = {name: s.get_dtype() for name, s in slices.items()}
+
+    def read(self, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+        """The tensors, which must have these shapes; refuses what is missing, extra, misshapen or
+        not finite."""
+        if set(self.shapes) != set(shapes):
+            raise ValueError(f"it holds {sorted(self.shapes)} where {sorted(shapes)} belong")
+        for name, shape in shapes.items():
+            if self.shapes[name] != list(shape):
+                raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
+            if self._dtypes[name] != "F64":
+                raise ValueError(f"{name} has dtype {self._dtypes[name]} where F64 belongs")
+        tensors = {name: self._file.get_tensor(name) for name in shapes}
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds NaN or infinite values")
+        return tensors
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[StoredPrior]:
+    """Open a file that ``save`` wrote; whatever is wrong with it becomes one line that names it."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no prior at {path}")
+    try:
+        # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes, and no prior needs so many")
+        with open(path, "rb") as start:
+            header_bytes = int.from_bytes(start.read(8), "little")
+        if header_bytes > MOST_HEADER_BYTES:
+            raise ValueError(
+                f"its header has {header_bytes} bytes, and no prior's has more than "
+                f"{MOST_HEADER_BYTES}"
+            )
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield StoredPrior(file)
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as e:
+        message = " ".join(str(e).split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        raise ValueError(f"{path} is not a prior that can be used: {message}") from e

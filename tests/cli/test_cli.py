@@ -1,0 +1,413 @@
+"""The command ``captum-pda``: what it takes, writes and says, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors import safe_open
+
+from captum_pda import EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
+from captum_pda.cli import explain
+from captum_pda.cli.main import main
+from captum_pda.cli.models import load_classifier
+from captum_pda.cli.photos import load_photo
+
+MODEL = "mobilenet_v3_small"
+WINDOW = 16
+COARSE = ("--window", "16", "--stride", "16")
+#: For tests in which the algorithm does not matter.
+QUICK = ("--method", "gradient")
+LABELS = ("ant", "bee", "honey bee", "cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small untrained model of five classes, normalised so that its answers differ."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(MODEL, weights=None, num_classes=5)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model(torch.randn(8, 3, 64, 64))
+    path = tmp_path_factory.mktemp("weights") / "five.pth"
+    torch.save(model.state_dict(), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: Path) -> Path:
+    """A working folder with two photos and the names of the classes."""
+    monkeypatch.chdir(tmp_path)
+    values = np.random.default_rng(0).integers(0, 255, (24, 30, 3), dtype=np.uint8)
+    for name in ("cat.png", "dog.png"):
+        Image.fromarray(values).resize((300, 240)).save(tmp_path / name)
+        values = values[::-1]
+    (tmp_path / "labels.txt").write_text("\n".join(LABELS) + "\n")
+    return tmp_path
+
+
+def run(weights: Path, *arguments: str, model: str = MODEL) -> int:
+    chosen = ["--model", model, "--weights", str(weights), "--labels", "labels.txt"]
+    return main(["explain", *arguments, *COARSE, *chosen, "--device", "cpu"])
+
+
+def expected(weights: Path, photo: str = "cat.png"):
+    """The classifier and the input that the command should use."""
+    classifier = load_classifier(MODEL, weights)
+    return classifier.model, classifier.preprocessing(load_photo(Path(photo)))
+
+
+def test_a_picture_and_the_map_of_the_top_class(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(weights, "cat.png") == 0
+    with Image.open("cat_evidence.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 300
+    model, image = expected(weights)
+    probabilities = model(image).softmax(1)[0].detach()
+    top = int(probabilities.argmax())
+    bits = EfficientPDA(model).attribute(image, top, None, WINDOW, WINDOW)[0, 0]
+    with np.load("cat_evidence.npz") as file:
+        np.testing.assert_allclose(file["bits"], bits[None], atol=1e-3 * float(abs(bits).max()))
+        np.testing.assert_allclose(file["probabilities"], probabilities, atol=1e-6)
+        assert (file["first"].tolist(), file["second"].tolist()) == ([top], [-1])
+        settings = json.loads(str(file["settings"]))
+    assert settings["answers"] == [LABELS[top]]
+    assert (settings["model"], settings["weights"]) == (MODEL, str(weights))
+    assert (settings["window"], settings["stride"], settings["method"]) == (16, 16, "efficient")
+    said = capsys.readouterr()
+    assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
+    assert f"What speaks for {LABELS[top]}:" in said.out
+    assert f"What speaks against {LABELS[top]}:" in said.out
+    assert "Written: cat_evidence.png, cat_evidence.npz" in said.out
+    assert "Efficient PDA: 100%" in said.err
+    assert not list(Path().glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("method", "attribution"),
+    [
+        ("efficient", EfficientPDA),
+        ("sampled", SampledPDA),
+        ("gradient", GradientPDA),
+    ],
+)
+def test_methods(weights: Path, method: str, attribution) -> None:
+    assert run(weights, "cat.png", "--method", method, "--target", "dog", "--samples", "2") == 0
+    model, image = expected(weights)
+    settings = {}
+    if method == "sampled":
+        settings = {"n_samples": 2, "generator": torch.Generator().manual_seed(0)}
+    bits = attribution(model).attribute(
+        image, target=4, sliding_window_shapes=WINDOW, strides=WINDOW, **settings
+    )
+    with np.load("cat_evidence.npz") as file:
+        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
+
+
+def test_several_classes_from_one_pass(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    gather = EfficientPDA.evidence
+    monkeypatch.setattr(
+        EfficientPDA,
+        "evidence",
+        lambda self, *given, **named: calls.append(1) or gather(self, *given, **named),
+    )
+    assert run(weights, "cat.png", "--classes", "3", "--contrast", "4", "cat", "--quiet") == 0
+    assert calls == [1]
+    model, image = expected(weights)
+    top = model(image)[0].topk(3).indices.tolist()
+    contrast = gather(EfficientPDA(model), image, None, WINDOW, WINDOW).contrast(4, 3)
+    with np.load("cat_evidence.npz") as file:
+        assert file["first"].tolist() == [*top, 4]
+        assert file["second"].tolist() == [-1, -1, -1, 3]
+        np.testing.assert_allclose(
+            file["bits"][3], contrast[0, 0], atol=1e-3 * float(contrast.abs().max())
+        )
+
+
+def test_contrast_alone_and_by_gradient(weights: Path) -> None:
+    assert run(weights, "cat.png", "--contrast", "dog", "cat", "--method", "gradient") == 0
+    with np.load("cat_evidence.npz") as file:
+        assert (file["first"].tolist(), file["second"].tolist()) == ([4], [3])
+        bits = file["bits"][0]
+    model, image = expected(weights)
+
+    def difference(x: torch.Tensor) -> torch.Tensor:
+        logits = model(x) / np.log(2)
+        return (logits[:, 4] - logits[:, 3]).unsqueeze(1)
+
+    raw = GradientPDA(difference, output="raw").attribute(
+        image, target=0, sliding_window_shapes=WINDOW, strides=WINDOW
+    )
+    np.testing.assert_allclose(bits, raw[0, 0], atol=1e-3 * float(abs(bits).max()))
+
+
+def test_several_targets_by_number_and_part_of_a_name(weights: Path) -> None:
+    assert (
+        run(weights, *QUICK, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0")
+        == 0
+    )
+    with np.load("cat_evidence.npz") as file:
+        assert file["first"].tolist() == [0, 2]
+
+
+def test_safetensors(weights: Path) -> None:
+    assert run(weights, *QUICK, "cat.png", "--raw", "safetensors", "--output", "out/mine.png") == 0
+    with safe_open("out/mine.safetensors", framework="pt") as file:
+        assert file.get_tensor("bits").shape == (1, 224, 224)
+        assert json.loads(file.metadata()["settings"])["photo"] == "cat.png"
+    assert sorted(path.name for path in Path("out").iterdir()) == ["mine.png", "mine.safetensors"]
+
+
+def test_several_photos_go_to_a_folder(weights: Path) -> None:
+    assert run(weights, *QUICK, "cat.png", "dog.png", "--output", "out", "--raw", "none") == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "cat_evidence.png",
+        "dog_evidence.png",
+    ]
+
+
+def test_a_broken_photo_does_not_stop_the_others(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("broken.jpg").write_bytes(b"nothing")
+    assert run(weights, *QUICK, "broken.jpg", "cat.png") == 1
+    assert Path("cat_evidence.npz").exists()
+    lines = capsys.readouterr().err.splitlines()
+    assert any("broken.jpg is not a photo" in line for line in lines)
+    assert "1 of 2 photos could not be explained; the others are written" in lines[-1]
+
+
+def test_prior_from_a_folder(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    for name in ("cat.png", "dog.png"):
+        Path(name).rename(Path("photos") / name)
+    (Path("photos") / "broken.png").write_bytes(b"nothing")
+    fit = ["fit-prior", "photos", "--output", "mine.safetensors", "--patch-size", "6"]
+    assert main([*fit, "--model", MODEL]) == 0
+    said = capsys.readouterr()
+    assert "Fitting: 100%" in said.err
+    assert "left out: photos/broken.png" in said.err
+    assert "Fitted on 2 photos, 1 could not be read." in said.out
+    model, image = expected(weights, "photos/cat.png")
+    _, other = expected(weights, "photos/dog.png")
+    prior = GaussianPatchPrior(6).fit(torch.cat([image, other]))
+    loaded = GaussianPatchPrior.load("mine.safetensors")
+    assert loaded._moments is not None
+    assert prior._moments is not None
+    for name, tensor in prior._moments.tensors.items():
+        torch.testing.assert_close(loaded._moments.tensors[name], tensor)
+
+    arguments = ["explain", "photos/cat.png", "--model", MODEL, "--weights", str(weights)]
+    arguments += ["--window", "4", "--stride", "4", "--method", "gradient", "--target", "1"]
+    assert main([*arguments, "--prior", "mine.safetensors", "--quiet"]) == 0
+    bits = GradientPDA(model, prior=prior).attribute(
+        image, target=1, sliding_window_shapes=4, strides=4
+    )
+    with np.load("cat_evidence.npz") as file:
+        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
+
+    assert main([*fit, "--model", MODEL]) == 2
+    assert "mine.safetensors exists; choose another --output" in capsys.readouterr().err
+    assert main([*fit, "--model", MODEL, "--overwrite", "--quiet", "--limit", "2"]) == 0
+    assert "left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["explain"], 2, "the following arguments are required: IMAGE"),
+        (["nonsense"], 2, "invalid choice"),
+        ([], 2, "COMMAND"),
+        (["explain", "cat.png", "--method", "magic"], 2, "invalid choice: 'magic'"),
+        (["explain", "cat.png", "--window", "0"], 2, "not a whole number of at least 1"),
+        (["explain", "cat.png", "--stride", "x"], 2, "not a whole number of at least 1"),
+        (["explain", "cat.png", "--model", "resnet5"], 2, "use resnet"),
+        (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "give one of them"),
+        (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
+        (["explain", "cat.png", "--output", "labels.txt"], 2, "is a file; give a folder"),
+        (["explain", "a/cat.png", "b/cat.jpg"], 2, "would both be written to cat_evidence.png"),
+        (["explain", "cat.png", "--device", "abacus"], 2, "is not on this machine"),
+        (["explain", "cat.png", "--weights", "no.pth"], 1, "there are no weights at no.pth"),
+        (["explain", "cat.png", "--prior", "no.safetensors"], 1, "there is no prior at"),
+        (["explain", "cat.png", "--prior", "labels.txt"], 1, "labels.txt is not a prior"),
+        (["explain", "no.png"], 1, "there is no photo at no.png"),
+        (["explain", "."], 2, "Add --output and the name of a folder"),
+        (["explain", ".", "--output", "."], 2, "Add --output and the name of a folder"),
+        (["explain", ".", "--output", "../nowhere.png"], 2, "must be a folder"),
+        (["explain", ".", "--output", "out", "--raw", "none"], 2, "use npz or safetensors"),
+        (["fit-prior", "nowhere"], 1, "there is no folder nowhere"),
+        (["fit-prior", ".", "--output", "no/prior.safetensors"], 2, "in a folder that exists"),
+        (["demo", "--output", "cat.png/demo.png"], 1, "cannot be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_are_one_line_with_the_next_step(
+    arguments: list[str],
+    code: int,
+    message: str,
+    weights: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments[:1] == ["explain"] and "--model" not in arguments and code == 1:
+        arguments = [*arguments, "--model", MODEL]
+        if "--weights" not in arguments:
+            arguments += ["--weights", str(weights)]
+    if arguments[:1] == ["demo"]:
+        arguments = [*arguments, "--quiet"]
+    assert main(arguments) == code
+    said = capsys.readouterr()
+    last = said.err.splitlines()[-1]
+    assert message in last
+    assert last.startswith("captum-pda")
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "5"], "--target 5 is out of range; the model has classes 0 to 4"),
+        (["--target", "-1"], "--target -1 is out of range"),
+        (["--target", "e"], "may mean 1 (bee), 2 (honey bee); give the number"),
+        (["--target", "cart"], "did you mean cat?"),
+        (["--target", "zzzzz"], "give a number from 0 to 4"),
+        (["--contrast", "cat", "3"], "--contrast needs two classes, and both are cat"),
+        (["--window", "500"], "--window 500 is larger than the model's input of 224"),
+        (["--stride", "17"], "--stride 17 steps over pixels"),
+    ],
+)
+def test_what_a_model_cannot_answer(
+    arguments: list[str], message: str, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["explain", "cat.png", *COARSE, "--model", MODEL, "--weights", str(weights)]
+    assert main([*given, "--labels", "labels.txt", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_labels_must_fit_the_model(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("labels.txt").write_text("one\ntwo\n")
+    assert run(weights, "cat.png") == 1
+    assert "has 2 labels for a model of 5 classes" in capsys.readouterr().err
+    Path("labels.txt").unlink()
+    assert run(weights, "cat.png") == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_library_errors_are_one_line_too(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    GaussianPatchPrior(3).fit(torch.rand(1, 3, 9, 9)).save("small.safetensors")
+    assert run(weights, "cat.png", "--prior", "small.safetensors") == 1
+    assert "leaves nothing to condition on" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(ValueError, match="leaves nothing to condition on"):
+        run(weights, "cat.png", "--prior", "small.safetensors", "--debug")
+
+
+def test_unexpected_errors_say_how_to_see_more(
+    weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr(explain, "load_photo", broken)
+    assert run(weights, "cat.png") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "(KeyError; run again with --debug to see where)" in line
+
+
+def test_warnings_are_one_line(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that returns probabilities makes the library warn."""
+    import warnings
+
+    from captum_pda.cli import main as module
+
+    def warn(_: object) -> int:
+        warnings.warn("two\nlines", stacklevel=1)
+        return 0
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("default")
+        patch.setattr(module.explain, "run", warn)
+        assert main(["explain", "cat.png"]) == 0
+    assert capsys.readouterr().err == "captum-pda: note: two lines\n"
+
+
+def test_quiet_says_nothing(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(weights, *QUICK, "cat.png", "--quiet") == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["explain", "--help"], ["demo", "-h"], ["fit-prior", "-h"]):
+        assert main(arguments) == 0
+        assert "usage: captum-pda" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("captum-pda 0.")
+
+
+def test_a_failed_write_leaves_nothing_behind(weights: Path, folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "cat_evidence.npz").mkdir()
+    assert run(weights, *QUICK, "cat.png", "--output", "out") == 1
+    assert [path.name for path in (folder / "out").iterdir()] == ["cat_evidence.npz"]
+
+
+def environment() -> dict[str, str]:
+    here = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+
+
+def test_ctrl_c_ends_cleanly(weights: Path, folder: Path) -> None:
+    # What runs in the background may be told to pass ctrl-C over.
+    listen = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('captum_pda', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", listen, "explain", "cat.png", "--model", MODEL]
+    command += ["--weights", str(weights), "--window", "8", "--stride", "1"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, cwd=folder, env=environment()
+    ) as process:
+        assert process.stderr is not None
+        seen = b""
+        deadline = time.monotonic() + 120
+        while b"Efficient PDA" not in seen and time.monotonic() < deadline:
+            seen += os.read(process.stderr.fileno(), 4096)
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert rest.decode().rstrip().endswith("captum-pda: stopped")
+    assert "Traceback" not in rest.decode()
+    assert not list(folder.glob("*evidence*"))
+
+
+def test_importing_the_library_stays_light() -> None:
+    """Nothing beyond what Captum itself imports: photos and pictures are loaded when used."""
+    script = (
+        "import sys, captum.attr; before = set(sys.modules); import captum_pda; "
+        "heavy = ('matplotlib', 'PIL', 'torchvision', 'skimage', 'captum_pda.visualization', "
+        "'captum_pda.cli'); "
+        "print([name for name in set(sys.modules) - before if name.startswith(heavy)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(),
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,68 @@
+"""The demonstration, and explanations in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from captum_pda.cli.explanation import Answer
+from captum_pda.cli.main import main
+from captum_pda.cli.words import answer_lines, place, top_classes, window_words
+from captum_pda.evidence.strongest import StrongWindow
+
+
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real thing, with as few windows as there can be."""
+    assert main(["demo", "--stride", "16", "--output", str(tmp_path / "demo.png")]) == 0
+    said = capsys.readouterr()
+    assert "Efficient PDA: 100%" in said.err
+    assert "Sampled PDA: 100%" in said.err
+    assert "What speaks for" in said.out
+    assert "What speaks against" in said.out
+    assert said.out.count(" bits  the ") >= 2
+    with Image.open(tmp_path / "demo.png") as picture:
+        assert picture.width > 1000
+        # Red, blue and plenty of white: something was drawn.
+        assert len(picture.convert("RGB").getcolors(2**24)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("corner", "words"),
+    [
+        ((0, 0), "the upper left"),
+        ((0, 45), "the upper middle"),
+        ((90, 90), "the lower right"),
+        ((45, 0), "the middle left"),
+        ((45, 45), "the centre"),
+        ((90, 45), "the lower middle"),
+    ],
+)
+def test_places(corner: tuple[int, int], words: str) -> None:
+    assert place(StrongWindow(corner, (10, 10), 1.0), (100, 100)) == words
+
+
+def test_bits_in_words() -> None:
+    window = StrongWindow((0, 90), (10, 10), 2.0)
+    assert window_words(window, (100, 100)) == (
+        "+2.00 bits  the upper right (rows 0-9, columns 90-99): seeing it makes the odds 4 times "
+        "higher"
+    )
+    against = StrongWindow((0, 90), (10, 10), -1.0)
+    assert window_words(against, (100, 100)).endswith(
+        "-99): seeing it makes the odds 2 times lower"
+    )
+
+
+def test_an_answer_in_words() -> None:
+    window = StrongWindow((0, 0), (10, 10), 1.0)
+    answer = Answer("cat", (3,), torch.zeros(100, 100), (window,), ())
+    lines = list(answer_lines(answer, (100, 100)))
+    assert lines[0] == "What speaks for cat:"
+    assert lines[2:] == ["What speaks against cat:", "  nothing"]
+
+
+def test_top_classes_in_words() -> None:
+    assert top_classes(torch.tensor([0.25, 0.7, 0.05]), ["a", "b", "c"], 2) == "b 70.0%, a 25.0%"

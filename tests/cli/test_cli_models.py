@@ -1,0 +1,192 @@
+"""Models by name, and weights from files without running code in them."""
+
+from __future__ import annotations
+
+import os
+import urllib.request
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import torch
+import torchvision
+from captum.attr import DeepLift
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+
+from captum_pda.cli.captum_methods import captum_maps, for_deep_lift, last_convolution
+from captum_pda.cli.checkpoints import read_checkpoint
+from captum_pda.cli.labels import find_class
+from captum_pda.cli.models import load_classifier, preprocessing_for
+from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
+
+
+def untrained(name: str, n_classes: int = 1000, **settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return torchvision.models.get_model(name, weights=None, num_classes=n_classes, **settings)
+
+
+@pytest.mark.parametrize("n_classes", [1000, 7])
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
+def test_a_checkpoint_gives_its_model_back(tmp_path: Path, name: str, n_classes: int) -> None:
+    model = untrained(name, n_classes).eval()
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    classifier = load_classifier(name, tmp_path / "model.pth")
+    image = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(classifier.model(image), model(image))
+    assert not classifier.model.training
+    assert len(classifier.labels) == n_classes
+    assert classifier.labels[0] == ("tench" if n_classes == 1000 else "class 0")
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_googlenet_with_and_without_its_training_heads(tmp_path: Path, heads: bool) -> None:
+    model = untrained("googlenet", 7, aux_logits=heads, init_weights=False).eval()
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    classifier = load_classifier("googlenet", tmp_path / "model.pth")
+    assert classifier.model(torch.randn(1, 3, 64, 64)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
+        lambda state: {f"_orig_mod.{name}": value for name, value in state.items()},
+    ],
+    ids=["in a checkpoint", "of a parallel model", "of a compiled model"],
+)
+def test_wrapped_checkpoints(tmp_path: Path, wrap) -> None:
+    state = untrained("mobilenet_v3_small", 5).state_dict()
+    torch.save(wrap(state), tmp_path / "model.pth")
+    read = read_checkpoint(tmp_path / "model.pth")
+    assert list(read) == list(state)
+
+
+def test_safetensors_in_any_order(tmp_path: Path) -> None:
+    model = untrained("mobilenet_v3_small", 5).eval()
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    classifier = load_classifier("mobilenet_v3_small", tmp_path / "model.safetensors")
+    image = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(classifier.model(image), model(image))
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil_was_here",)
+
+
+@pytest.mark.parametrize("content", [Evil(), {"state_dict": Evil()}, nn.Linear(2, 2)])
+def test_code_in_a_checkpoint_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(content, "model.pth")
+    with pytest.raises(
+        CommandError, match=r"model.pth does not hold plain weights.*state_dict\(\)"
+    ):
+        read_checkpoint(Path("model.pth"))
+    assert not Path("evil_was_here").exists()
+
+
+@pytest.mark.parametrize("name", ["model.pth", "model.safetensors"])
+def test_broken_files_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(CommandError, match="does not hold plain weights"):
+        read_checkpoint(tmp_path / name)
+
+
+def test_files_without_weights_are_refused(tmp_path: Path) -> None:
+    torch.save({"epoch": 3}, tmp_path / "model.pth")
+    with pytest.raises(CommandError, match="holds no table of weights"):
+        read_checkpoint(tmp_path / "model.pth")
+
+
+def test_weights_of_another_model(tmp_path: Path) -> None:
+    torch.save(untrained("resnet18", 5).state_dict(), tmp_path / "model.pth")
+    with pytest.raises(CommandError, match=r"does not fit squeezenet1_1: .*lacks \d+ such as"):
+        load_classifier("squeezenet1_1", tmp_path / "model.pth")
+    with pytest.raises(CommandError, match="does not fit resnet34"):
+        load_classifier("resnet34", tmp_path / "model.pth")
+    with pytest.raises(CommandError, match=r"does not fit resnet50: .*size mismatch"):
+        load_classifier("resnet50", tmp_path / "model.pth")
+
+
+def test_offline_says_what_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    monkeypatch.setattr(torch.hub, "urlopen", offline)
+    with pytest.raises(CommandError, match=r"cannot be downloaded .*--weights resnet18-\w+\.pth"):
+        load_classifier("resnet18")
+
+
+@pytest.mark.parametrize("name", ["resnet51", "efficientnet-lite0", "fcn_resnet50", "", "ResNet"])
+def test_unknown_models(name: str) -> None:
+    with pytest.raises(UsageError, match=r"is not known; use \w+"):
+        load_classifier(name)
+
+
+def test_own_transforms() -> None:
+    white = Image.new("RGB", (500, 400), "white")
+    weights = torchvision.models.ResNet50_Weights.DEFAULT
+    preprocessing = preprocessing_for("resnet50")
+    torch.testing.assert_close(preprocessing(white)[0], weights.transforms()(white))
+    shown = preprocessing(white) * torch.tensor(preprocessing.std)[:, None, None]
+    shown = shown + torch.tensor(preprocessing.mean)[:, None, None]
+    torch.testing.assert_close(shown, torch.ones_like(shown))
+    assert preprocessing_for("inception_v3")(white).shape == (1, 3, 299, 299)
+
+
+def test_the_default_model_knows_its_classes() -> None:
+    classifier = load_classifier()
+    assert len(classifier.labels) == 1000
+    assert find_class("espresso", classifier.labels) == 967
+    assert find_class("crane", classifier.labels) == 517
+    with pytest.raises(UsageError, match=r"may mean .*282 \(tiger cat\).* give the number"):
+        find_class("cat", classifier.labels)
+
+
+def test_missing_packages_say_how_to_get_them() -> None:
+    with pytest.raises(CommandError, match=r'needs nowhere.*pip install "captum_pda\[demo\]"'):
+        optional_module("nowhere.to_be_found")
+
+
+class TwiceReLU6(nn.Module):
+    """One ReLU6 called twice, which Captum's DeepLift does not follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.activation, self.last = nn.ReLU6(), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.activation(20 * self.first(x))
+        x = self.activation(self.second(x))
+        return self.last(x.mean(dim=(2, 3)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_deep_lift_is_complete_on_the_rewritten_model() -> None:
+    """Its attributions sum to f(x) - f(0); with ReLU6 as it is they do not."""
+    torch.manual_seed(0)
+    model, image = TwiceReLU6().eval(), torch.randn(1, 3, 12, 12)
+    rewritten = for_deep_lift(model, image)
+    torch.testing.assert_close(rewritten(image), model(image))
+    difference = (model(image) - model(torch.zeros_like(image)))[0, 2]
+    total = DeepLift(rewritten).attribute(image, target=2).sum()
+    torch.testing.assert_close(total, difference, rtol=1e-3, atol=1e-4)
+    assert (DeepLift(model).attribute(image, target=2).sum() - difference).abs() > 1e-2
+    assert isinstance(model.activation, nn.ReLU6)
+
+
+def test_captum_s_maps() -> None:
+    torch.manual_seed(0)
+    model, image = TwiceReLU6().eval(), torch.randn(1, 3, 12, 12)
+    maps = captum_maps(model, image, 1)
+    assert list(maps) == ["Saliency", "DeepLift", "GradCAM"]
+    assert all(one.shape == (12, 12) and one.any() for one in maps.values())
+    assert last_convolution(model) is model.second

@@ -1,0 +1,205 @@
+"""Photos of every kind are read as plain RGB."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captum_pda.cli import photos
+from captum_pda.cli.models import preprocessing_for
+from captum_pda.cli.photos import find_photos, load_photo
+from captum_pda.cli.usage_errors import CommandError
+
+
+def gradient_photo(width: int = 12, height: int = 8) -> Image.Image:
+    """Red grows to the right, green downwards."""
+    red = np.linspace(0, 255, width)[None].repeat(height, axis=0)
+    green = np.linspace(0, 255, height)[:, None].repeat(width, axis=1)
+    stacked = np.stack([red, green, np.full_like(red, 60)], axis=2)
+    return Image.fromarray(stacked.astype(np.uint8))
+
+
+def pixels(path: Path) -> np.ndarray:
+    photo = load_photo(path)
+    assert photo.mode == "RGB"
+    return np.asarray(photo).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("mode", "ending", "tolerance"),
+    [
+        ("RGB", "png", 0),
+        ("RGB", "jpg", 40),
+        ("CMYK", "jpg", 40),
+        ("CMYK", "tiff", 1),
+        ("RGBA", "png", 0),
+        ("RGB", "webp", 60),
+        ("RGB", "bmp", 0),
+        ("P", "png", 60),
+        ("P", "gif", 60),
+    ],
+)
+def test_colours_survive(tmp_path: Path, mode: str, ending: str, tolerance: int) -> None:
+    photo, path = gradient_photo(), tmp_path / f"photo.{ending}"
+    photo.convert(mode).save(path)
+    assert np.abs(pixels(path) - np.asarray(photo).astype(int)).max() <= tolerance
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "I", "F"])
+def test_grey_survives(tmp_path: Path, mode: str) -> None:
+    grey = np.array([[0, 255], [255, 0]], dtype=np.uint8)
+    values = {
+        "I;16": grey.astype(np.uint16) * 257,
+        "I": grey.astype(np.int32),
+        "F": grey.astype(np.float32) / 255,
+    }
+    photo = Image.fromarray(values[mode]) if mode in values else Image.fromarray(grey).convert(mode)
+    assert photo.mode == mode
+    path = tmp_path / ("photo.tiff" if mode in "IF" else "photo.png")
+    photo.save(path)
+    np.testing.assert_array_equal(pixels(path), grey[..., None].repeat(3, axis=2).astype(int))
+
+
+def test_middle_grey_of_sixteen_bits(tmp_path: Path) -> None:
+    """Pillow alone would cut everything above 255, and show it white."""
+    Image.fromarray(np.full((3, 3), 32896, dtype=np.uint16)).save(tmp_path / "photo.png")
+    np.testing.assert_array_equal(pixels(tmp_path / "photo.png"), 128)
+
+
+def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+    photo = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
+    photo.putpixel((1, 0), (255, 0, 0, 255))
+    photo.save(tmp_path / "photo.png")
+    np.testing.assert_array_equal(pixels(tmp_path / "photo.png")[0], [[255, 255, 255], [255, 0, 0]])
+
+
+def test_transparent_palette(tmp_path: Path) -> None:
+    photo = Image.new("P", (2, 1))
+    photo.putpalette([0, 0, 255, 255, 0, 0])
+    photo.putpixel((1, 0), 1)
+    photo.save(tmp_path / "photo.png", transparency=0)
+    np.testing.assert_array_equal(pixels(tmp_path / "photo.png")[0], [[255, 255, 255], [255, 0, 0]])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_turned_the_right_way_up(tmp_path: Path, orientation: int) -> None:
+    photo = gradient_photo()
+    turned = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    stored = photo.transpose(turned[orientation]) if orientation in turned else photo
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored.save(tmp_path / "photo.png", exif=exif)
+    np.testing.assert_array_equal(pixels(tmp_path / "photo.png"), np.asarray(photo))
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """A file of some bytes whose header promises a huge picture."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"0"))
+        + chunk(b"IEND", b"")
+    )
+
+
+def test_decompression_bombs_are_refused(tmp_path: Path) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_that_claims(100_000, 100_000))
+    with pytest.raises(CommandError, match=r"100000 x 100000 pixels.*scale it down"):
+        load_photo(path)
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_huge_jpegs_are_read_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient_photo(640, 480).save(tmp_path / "photo.jpg")
+    monkeypatch.setattr(photos, "MAX_PIXELS", 200 * 200)
+    assert load_photo(tmp_path / "photo.jpg").size == (80, 60)
+    gradient_photo(640, 480).save(tmp_path / "photo.png")
+    with pytest.raises(CommandError, match="640 x 480 pixels"):
+        load_photo(tmp_path / "photo.png")
+
+
+def test_larger_than_pillow_allows_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient_photo().save(tmp_path / "photo.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert load_photo(tmp_path / "photo.png").size == (12, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a photo in a format that Pillow reads; convert it"),
+        (b"<svg/>", "not a photo in a format"),
+        (png_that_claims(20, 20), r"cannot be read \(.*\); it may be damaged"),
+    ],
+)
+def test_broken_photos_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "photo.png"
+    path.write_bytes(content)
+    with pytest.raises(CommandError, match=message) as raised:
+        load_photo(path)
+    assert str(path) in str(raised.value)
+
+
+def test_cut_off_photos_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    gradient_photo(200, 200).save(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(CommandError, match=r"truncated.*damaged"):
+        load_photo(path)
+
+
+def test_missing_photos_and_folders(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="there is no photo at"):
+        load_photo(tmp_path / "photo.png")
+    with pytest.raises(CommandError, match="is a folder"):
+        load_photo(tmp_path)
+    with pytest.raises(CommandError, match="there are no photos in"):
+        find_photos(tmp_path)
+    with pytest.raises(CommandError, match="there is no folder"):
+        find_photos(tmp_path / "nowhere")
+
+
+def test_finding_photos(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    for name in ("b.png", "a.JPG", "deeper/c.tif", "notes.txt", ".hidden.png"):
+        (tmp_path / name).touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path)]
+    assert found == ["a.JPG", "b.png", "deeper/c.tif"]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (30, 3000), (300, 200)])
+def test_every_size_becomes_an_input(size: tuple[int, int]) -> None:
+    image = preprocessing_for("efficientnet_lite0")(Image.new("RGB", size, "white"))
+    assert image.shape == (1, 3, 224, 224)
+    assert float(image.min()) == float(image.max()) == pytest.approx((1 - 127 / 255) * 255 / 128)
+
+
+def test_a_long_photo_shows_its_middle() -> None:
+    """Cutting the ends off first changes nothing in the square that the model looks at."""
+    photo = Image.new("RGB", (1000, 20))
+    photo.paste((255, 255, 255), (490, 0, 510, 20))
+    image = preprocessing_for("efficientnet_lite0")(photo)
+    assert float(image[..., 20:-20].min()) > 0.9

@@ -1,0 +1,149 @@
+"""The parts of the incremental engine that can be tried alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from captum_pda import WindowGrid
+from captum_pda.engines import EngineReport
+from captum_pda.engines.incremental import winograd
+from captum_pda.engines.incremental.spans import Slide, Span
+from captum_pda.engines.incremental.unperturbed import FORGOTTEN_AFTER, Memory
+from captum_pda.engines.incremental.window_order import order_of_windows
+
+EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
+
+
+@EXAMPLES
+@given(
+    sizes=st.tuples(st.integers(3, 11), st.integers(3, 11)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    seed=st.integers(0, 5),
+)
+def test_winograd(sizes: tuple[int, int], padding: tuple[int, int], seed: int) -> None:
+    torch.manual_seed(seed)
+    maps = torch.randn(2, 5, *sizes, dtype=torch.float64)
+    weight, bias = torch.randn(4, 5, 3, 3, dtype=torch.float64), torch.randn(4).double()
+    changed = winograd.change_kernel(weight)
+    for shift in (bias, None):
+        found = winograd.convolve(maps, changed, shift, padding)
+        expected = F.conv2d(maps, weight, shift, padding=padding)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({}, True),
+        ({"padding": 1}, True),
+        ({"padding": "same"}, False),
+        ({"stride": 2}, False),
+        ({"dilation": (2, 1)}, False),
+    ],
+)
+def test_convolver_uses_winograd_where_it_may(
+    options: dict[str, Any], used: bool, monkeypatch: Any
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 3)
+    called = []
+    convolve = winograd.convolve
+    monkeypatch.setattr(winograd, "convolve", lambda *args: called.append(True) or convolve(*args))
+    maps, weight = torch.randn(2, 3, 8, 9).double(), torch.randn(4, 3, 3, 3).double()
+    arguments = {"stride": 1, "padding": 0, "dilation": 1, **options}
+    convolver = winograd.Convolver(Memory())
+    for _ in range(2):
+        found = convolver(F.conv2d, maps, weight, None, groups=1, **arguments)
+        torch.testing.assert_close(found, F.conv2d(maps, weight, **arguments))
+    assert bool(called) == used
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_order_is_a_permutation(data: Any) -> None:
+    n_axes = data.draw(st.integers(1, 3))
+    space = tuple(data.draw(st.integers(5, 12)) for _ in range(n_axes))
+    grid = WindowGrid(space, (3,) * n_axes, (2,) * n_axes)
+    n_samples = data.draw(st.integers(1, 3))
+    order = order_of_windows(grid, n_samples, data.draw(st.integers(1, 20)))
+    assert sorted(order.tolist()) == list(range(n_samples * len(grid)))
+
+
+@EXAMPLES
+@given(data=st.data())
+def test_spans_hold_all_that_can_differ(data: Any) -> None:
+    """Against a plain search for the outputs whose kernel touches the window."""
+    slide = Slide(
+        *(data.draw(st.integers(1, 4)) for _ in range(2)), data.draw(st.integers(0, 3)), 2
+    )
+    size, width = data.draw(st.integers(8, 20)), data.draw(st.integers(1, 5))
+    low = np.arange(size - width + 1)
+    before = Span.of(size, low, low + width, low + width / 2)
+    n_out = (size + 2 * slide.padding - slide.reach) // slide.stride + 1
+    after = slide.after(before, n_out, None)
+    for copy in range(len(low)):
+        touched = [
+            place
+            for place in range(n_out)
+            if any(
+                low[copy]
+                <= place * slide.stride - slide.padding + slide.dilation * tap
+                < low[copy] + width
+                for tap in range(slide.kernel)
+            )
+        ]
+        held = range(after.start[copy], after.start[copy] + after.length)
+        assert set(touched) <= set(held)
+        assert held.start >= 0
+        assert held.stop <= n_out
+
+
+def test_memory_knows_calls_by_their_arguments() -> None:
+    memory, calls = Memory(), []
+
+    def double(tensor: torch.Tensor, *more: Any) -> torch.Tensor:
+        calls.append(more)
+        return tensor * 2
+
+    one, equal = torch.ones(2), torch.ones(2)
+    assert memory(double, one) is memory(double, one)
+    assert memory(double, one) is not memory(double, equal)
+    for argument in (1, True, 1.0, (1,), None):
+        memory(double, one, argument)
+    assert len(calls) == 7
+
+
+def test_memory_forgets_what_is_no_longer_asked_for() -> None:
+    memory, tensor = Memory(), torch.ones(1)
+    first = memory(torch.neg, tensor)
+    for _ in range(FORGOTTEN_AFTER):
+        memory.next_batch()
+    assert memory(torch.neg, tensor) is first
+    for _ in range(FORGOTTEN_AFTER + 1):
+        memory.next_batch()
+    assert memory(torch.neg, tensor) is not first
+
+
+def test_memory_of_constants() -> None:
+    memory = Memory()
+    first = memory.constant(torch.ones(2))
+    assert memory.constant(torch.ones(2)) is first
+    assert memory.constant(torch.zeros(2)) is not first
+    assert memory.constant(torch.ones(2)) is first
+
+
+def test_report() -> None:
+    report = EngineReport("incremental", "faster", 3.21, 1e-6, {"cumsum": "it has no rule"})
+    assert str(report).splitlines() == [
+        "engine: incremental (faster)",
+        "predicted speed-up of incremental over dense: 3.2x",
+        "largest difference: 1.0e-06 of the outputs' size",
+        "goes dense at cumsum: it has no rule",
+    ]

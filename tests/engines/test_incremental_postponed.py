@@ -1,0 +1,166 @@
+"""Results that wait for what follows them are right however often and in whatever way used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from incremental_checks import assert_same, outputs_of
+from torch import Tensor, nn
+
+from captum_pda import IncrementalEngine, WindowGrid
+from captum_pda.engines import BatchSize
+
+GRID = WindowGrid((20, 24), (5, 4), (6, 7))
+#: Windows that cover their axes, so that boxes are whole from the start.
+COVERING = WindowGrid((9, 10), (9, 10), (1, 1))
+
+torch.manual_seed(0)
+NORM = nn.BatchNorm2d(6).double().eval()
+TWICE = nn.BatchNorm2d(12).double().eval()
+for norm in (NORM, TWICE):
+    for values in (norm.running_mean, norm.weight.data, norm.bias.data):
+        nn.init.normal_(values)
+    nn.init.uniform_(norm.running_var, 0.5, 2.0)
+WEIGHT = torch.randn(6, 6, 3, 3, dtype=torch.float64)
+FIRST = torch.randn(6, 3, 3, 3, dtype=torch.float64)
+WIDE = torch.randn(6, 12, 1, 1, dtype=torch.float64)
+
+
+def first(x: Tensor) -> Tensor:
+    return F.conv2d(x, FIRST, padding=1)
+
+
+def convolved(x: Tensor) -> Tensor:
+    return F.conv2d(x, WEIGHT, padding=1)
+
+
+def sum_used_before_and_after_its_activation(x: Tensor) -> Tensor:
+    x = first(x)
+    total = convolved(x) + x
+    return convolved(NORM(total).relu()) + total
+
+
+def convolution_used_by_a_sum_and_by_itself(x: Tensor) -> Tensor:
+    x = first(x)
+    y = convolved(x)
+    return (y + x).relu() * y.sigmoid() + y
+
+
+def sum_of_two_convolutions(x: Tensor) -> Tensor:
+    x = first(x)
+    return (NORM(convolved(x)) + convolved(x.tanh())).relu_()
+
+
+def sum_with_itself(x: Tensor) -> Tensor:
+    y = convolved(first(x))
+    return (y + y).relu_()
+
+
+def sum_of_different_boxes(x: Tensor) -> Tensor:
+    x = first(x)
+    return (x + convolved(convolved(x))).relu()
+
+
+def concatenation_normalised_and_used_again(x: Tensor) -> Tensor:
+    x = first(x)
+    both = torch.cat([x, convolved(x)], 1)
+    return F.conv2d(F.relu(TWICE(both)), WIDE) + F.conv2d(both, WIDE)
+
+
+def concatenation_with_itself(x: Tensor) -> Tensor:
+    x = first(x)
+    return F.relu(TWICE(torch.cat((x, x), dim=1)), inplace=True)
+
+
+def normalised_twice(x: Tensor) -> Tensor:
+    return NORM(NORM(convolved(first(x)).relu()))
+
+
+def batch_norm_of_the_input_of_a_sum(x: Tensor) -> Tensor:
+    x = first(x).relu()
+    return NORM(x) + x
+
+
+def padded(x: Tensor) -> Tensor:
+    x = first(x)
+    return F.conv2d(F.pad(x, (2, 2, 1, 1)), WEIGHT, padding=(0, 1))
+
+
+def padded_by_another_number(x: Tensor) -> Tensor:
+    return F.conv2d(F.pad(first(x), (1, 1, 1, 1), value=0.5), WEIGHT)
+
+
+def padded_unevenly(x: Tensor) -> Tensor:
+    return F.conv2d(F.pad(first(x), (0, 1, 1, 2)), WEIGHT, stride=2)
+
+
+def padded_and_activated(x: Tensor) -> Tensor:
+    return F.conv2d(F.pad(first(x), (1, 1, 1, 1)).sigmoid(), WEIGHT)
+
+
+def padded_and_padded_by_name(x: Tensor) -> Tensor:
+    return F.conv2d(F.pad(first(x), (1, 1, 1, 1)), WEIGHT, padding="same")
+
+
+def padded_and_pooled(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.pad(first(x), (1, 1, 1, 1)), 2)
+
+
+MODELS = [
+    sum_used_before_and_after_its_activation,
+    convolution_used_by_a_sum_and_by_itself,
+    sum_of_two_convolutions,
+    sum_with_itself,
+    sum_of_different_boxes,
+    concatenation_normalised_and_used_again,
+    concatenation_with_itself,
+    normalised_twice,
+    batch_norm_of_the_input_of_a_sum,
+    padded,
+    padded_by_another_number,
+    padded_unevenly,
+    padded_and_activated,
+    padded_and_padded_by_name,
+    padded_and_pooled,
+]
+
+
+@pytest.mark.parametrize("grid", [GRID, COVERING], ids=["boxes", "whole"])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_equals_the_dense_engine(model: Callable[[Tensor], Tensor], grid: WindowGrid) -> None:
+    example = torch.randn(1, 3, *grid.space, dtype=torch.float64)
+    assert_same(lambda x: model(x).flatten(2).mean(2), example, grid, stays=False)
+
+
+def test_the_unperturbed_maps_are_not_overwritten() -> None:
+    example = torch.randn(1, 3, 20, 24, dtype=torch.float64)
+    prepared = IncrementalEngine().prepare(_two_uses, example, BatchSize(3))
+    once = outputs_of(prepared, GRID, example)
+    torch.testing.assert_close(outputs_of(prepared, GRID, example), once, rtol=0, atol=0)
+
+
+def _two_uses(x: Tensor) -> Tensor:
+    x = first(x)
+    y = convolved(x)
+    return torch.cat([(y + x).relu(), y.relu()], 1).mean((2, 3))
+
+
+def test_what_is_needed_twice_is_soon_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    example = torch.randn(1, 3, 20, 24, dtype=torch.float64)
+    prepared = IncrementalEngine().prepare(_two_uses, example, BatchSize(3))
+    real = prepared.run.convolve
+
+    def counting(func: Callable[..., Tensor], *args: object) -> Tensor:
+        calls.append(func)
+        return real(func, *args)
+
+    monkeypatch.setattr(prepared.run, "convolve", counting)
+    outputs_of(prepared, GRID[:3], example)
+    assert len(calls) == 3
+    calls.clear()
+    outputs_of(prepared, GRID[3:6], example)
+    assert len(calls) == 2

@@ -1,0 +1,676 @@
+"""The library against the slow float64 oracle in reference.py, to 1e-9."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import reference
+import torch
+from torch import nn
+
+from captum_pda import (
+    EfficientPDA,
+    EmpiricalMeanPrior,
+    GaussianPatchPrior,
+    GradientPDA,
+    MarginalPrior,
+    SampledPDA,
+    WindowGrid,
+)
+from captum_pda.priors.gaussian import fills as gaussian_fills
+
+MEASURES = ("weight_of_evidence", "probability_difference", "information_difference")
+
+
+def assert_same(actual, expected):
+    expected = torch.as_tensor(np.ascontiguousarray(expected))
+    assert actual.dtype == torch.float64
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Threads cost more than they bring for thousands of tiny forward passes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Data, priors and models
+
+
+def make_images(number, channels, space, seed):
+    """Images (N, C, *space) whose channels differ in mean and scale, and see each other shifted.
+
+    The shift makes the covariance of two channels depend on the sign of the lag.
+    """
+    noise = np.random.default_rng(seed).normal(size=(number, channels, *space))
+    smooth = noise.copy()
+    for axis in range(2, noise.ndim):
+        smooth = smooth + 0.7 * np.roll(smooth, 1, axis)
+    mixed = smooth + 0.6 * np.roll(np.roll(smooth, 1, axis=1), 2, axis=-1)
+    per_channel = (1, channels, *(1 for _ in space))
+    scale = np.array([1.0, 0.4, 1.7][:channels]).reshape(per_channel)
+    mean = np.array([3.0, -2.0, 0.5][:channels]).reshape(per_channel)
+    return np.ascontiguousarray(mean + scale * mixed)
+
+
+FITTED_SPACES = {1: [(19,), (14,)], 2: [(10, 12), (8, 13)], 3: [(6, 7, 5), (5, 6, 6)]}
+CHANNELS = {1: 2, 2: 3, 3: 2}
+REGULARIZATION = 1e-4
+
+
+@lru_cache
+def fitted_batches(dims):
+    """Batches of images of different sizes."""
+    return [
+        make_images(2 - n, CHANNELS[dims], space, seed=n)
+        for n, space in enumerate(FITTED_SPACES[dims])
+    ]
+
+
+@lru_cache
+def reference_gaussian(patch, covariance, channels, regularization=REGULARIZATION):
+    images = [image for batch in fitted_batches(len(patch)) for image in batch]
+    return reference.fit_gaussian(images, patch, covariance, channels, regularization)
+
+
+def fitted_prior(patch, covariance="stationary", channels="joint", regularization=REGULARIZATION):
+    batches = [torch.from_numpy(batch) for batch in fitted_batches(len(patch))]
+    return GaussianPatchPrior(patch, covariance, channels, regularization).fit(batches)
+
+
+PATCH = (6, 5)
+WINDOW = (3, 3)
+STRIDES = (2, 3)  # on 9 x 11: the last window of a row is moved back, that of a column is not
+
+
+def two_images():
+    """The batch to explain, as an array (2, C, 9, 11)."""
+    return make_images(2, CHANNELS[2], (9, 11), seed=7)
+
+
+@lru_cache
+def reference_means():
+    """The conditional means of the batch's windows, (2, W, C, *window)."""
+    gaussian = reference_gaussian(PATCH, "stationary", "joint")
+    return np.stack(
+        [reference.conditional_means(gaussian, x, WINDOW, STRIDES) for x in two_images()]
+    )
+
+
+def make_model(*after, outputs=4, channels=3, space=(9, 11), gain=3.0, seed=0):
+    """A small convolutional network in double precision."""
+    convolution = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[len(space)]
+    inner = int(np.prod([size - 2 for size in space]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = nn.Sequential(
+            convolution(channels, 4, 3),
+            nn.Tanh(),
+            convolution(4, 4, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * inner, outputs),
+            *after,
+        )
+    network = network.double().eval().requires_grad_(False)
+    network[5].weight *= gain
+    return network
+
+
+#: Name: the model, its ``output`` setting, and one target for each of the two examples.
+MODELS = {
+    "softmax logits": (make_model(), "logits", [2, 0]),
+    "confident logits": (make_model(gain=150.0), "logits", [1, 3]),
+    "single logit": (make_model(outputs=1), "logits", [0, 0]),
+    "softmax probabilities": (make_model(nn.Softmax(dim=1)), "probabilities", [2, 0]),
+    "separate probabilities": (
+        make_model(nn.Sigmoid(), outputs=3, gain=1.0),
+        "probabilities",
+        [2, 1],
+    ),
+    "single probability": (make_model(nn.Sigmoid(), outputs=1), "probabilities", [0, 0]),
+    "raw": (make_model(), "raw", [3, 1]),
+}
+MODELS_AND_MEASURES = [
+    (name, measure)
+    for name in MODELS
+    for measure in MEASURES
+    if name != "raw" or measure == "weight_of_evidence"
+]
+every_model_and_measure = pytest.mark.parametrize(("name", "measure"), MODELS_AND_MEASURES)
+
+
+def expected_maps(algorithm, model, images, fills, targets, *settings, **windows):
+    """The oracle's maps of a batch, every channel of a pixel alike."""
+    window, strides = windows.get("window", WINDOW), windows.get("strides", STRIDES)
+    maps = []
+    for image, fill, target in zip(images, fills, targets, strict=True):
+        found = algorithm(model, image, fill, window, strides, target, *settings)
+        maps.append(np.broadcast_to(found, image.shape))
+    return np.stack(maps)
+
+
+class FixedDraws:
+    """A user's prior that knows its draws (N, S, W, C, *window) of every window beforehand."""
+
+    def __init__(self, images, draws, window, strides):
+        self.images = images
+        self.draws = draws
+        self.corners = reference.window_corners(images.shape[2:], window, strides)
+
+    def sample(self, inputs, grid, n_samples, generator=None):
+        assert n_samples == self.draws.shape[1]
+        windows = [self.corners.index(tuple(corner)) for corner in grid.corners.tolist()]
+        drawn = []
+        for image in inputs.numpy():
+            (example,) = (n for n, own in enumerate(self.images) if np.array_equal(own, image))
+            drawn.append(self.draws[example][:, windows])
+        return torch.from_numpy(np.stack(drawn, axis=1))
+
+
+def make_draws(images, n_samples, window, strides, seed=11):
+    n_windows = len(reference.window_corners(images.shape[2:], window, strides))
+    shape = (len(images), n_samples, n_windows, images.shape[1], *window)
+    return np.random.default_rng(seed).normal(size=shape) * 2
+
+
+# The oracle itself, by hand
+
+
+def test_oracle_on_cases_worked_by_hand():
+    assert reference.window_starts(11, 3, 3) == [0, 3, 6, 8]
+    assert reference.window_starts(9, 3, 2) == [0, 2, 4, 6]
+    assert reference.outer_patch((8, 0), (3, 3), (6, 5), (11, 9)) == ((5, 0), (6, 5))
+    assert reference.outer_patch((4, 4), (3, 3), (6, 20), (11, 9)) == ((3, 0), (6, 9))
+    lags = reference.autocovariance([np.array([[0.0, 1.0, 5.0]])], (2,))
+    # Deviations -2, -1, 3: (4 + 1 + 9) / 3 without a lag, (2 - 3) / 3 one pixel on.
+    np.testing.assert_allclose(
+        [lags[0,], lags[1,], lags[-1,]], [[[14 / 3]], [[-1 / 3]], [[-1 / 3]]]
+    )
+    four_to_one = reference.read_prediction(np.log([0.2, 0.8]), 1, "logits")
+    np.testing.assert_allclose(
+        [reference.measured(four_to_one, m) for m in MEASURES], [2, 0.8, np.log2(0.8)]
+    )
+
+
+@every_model_and_measure
+def test_oracle_gradient_is_the_slope(name, measure):
+    model, output, targets = MODELS[name]
+    image, target, step = two_images()[0], targets[0], 1e-5
+    direction = np.random.default_rng(3).normal(size=image.shape)
+    either_side = [
+        reference.measured(reference.predict(model, image + h * direction, target, output), measure)
+        for h in (step, -step)
+    ]
+    slope = (either_side[0] - either_side[1]) / (2 * step)
+    gradient = reference.gradient(model, image, target, output, measure)
+    np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-5, atol=1e-8)
+
+
+# The Gaussian patch prior
+
+#: Space, window, strides, patch.
+PLACES = {
+    "1-D": ((17,), (3,), (1,), (7,)),
+    "1-D, odd margin, last window moved": ((17,), (4,), (3,), (7,)),
+    "1-D, image smaller than the patch": ((5,), (2,), (1,), (8,)),
+    "every window": ((9, 11), (3, 3), (1, 1), (5, 5)),
+    "odd margin": ((9, 11), (3, 3), (2, 2), (6, 6)),
+    "oblong": ((9, 11), (3, 2), (2, 1), (6, 5)),
+    "strides that do not divide": ((9, 11), (4, 3), (3, 3), (5, 6)),
+    "image smaller than the patch": ((5, 11), (3, 3), (2, 2), (8, 6)),
+    "image smaller than an odd patch": ((4, 5), (2, 3), (1, 1), (7, 8)),
+    "single pixels": ((6, 7), (1, 1), (1, 1), (4, 3)),
+    "window as tall as the image": ((4, 9), (4, 2), (1, 2), (6, 5)),
+    "3-D": ((5, 6, 4), (2, 3, 2), (1, 2, 1), (4, 5, 3)),
+    "3-D, smaller than the patch": ((3, 5, 4), (2, 2, 1), (1, 2, 3), (4, 4, 5)),
+}
+every_place = pytest.mark.parametrize("place", PLACES)
+every_covariance = pytest.mark.parametrize("covariance", ["stationary", "full"])
+every_channels = pytest.mark.parametrize("channels", ["joint", "independent"])
+
+
+@pytest.fixture(params=["very few", "few", "many"])
+def few(request, monkeypatch):
+    """Windows are filled as few or as many, however many there are."""
+    is_few = request.param != "many"
+    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: is_few)
+    monkeypatch.setattr(gaussian_fills, "VERY_FEW", 1000 if request.param == "very few" else 0)
+    return is_few
+
+
+@every_place
+@every_covariance
+@every_channels
+@pytest.mark.usefixtures("few")
+def test_conditional_mean(place, covariance, channels):
+    space, window, strides, patch = PLACES[place]
+    images = make_images(2, CHANNELS[len(space)], space, seed=5)
+    gaussian = reference_gaussian(patch, covariance, channels)
+    expected = np.stack(
+        [reference.conditional_means(gaussian, image, window, strides) for image in images]
+    )
+    prior, inputs = fitted_prior(patch, covariance, channels), torch.from_numpy(images)
+    grid = WindowGrid(space, window, strides)
+    assert_same(prior.conditional_mean(inputs, grid), expected)
+    assert_same(prior.conditional_mean(inputs, grid[1:3]), expected[:, 1:3])
+
+
+@every_covariance
+@every_channels
+@pytest.mark.parametrize("regularization", [1e-5, 0.3])
+def test_conditional_mean_with_other_regularization(covariance, channels, regularization):
+    gaussian = reference_gaussian(PATCH, covariance, channels, regularization)
+    image = two_images()[0]
+    prior = fitted_prior(PATCH, covariance, channels, regularization=regularization)
+    found = prior.conditional_mean(
+        torch.from_numpy(image)[None], WindowGrid((9, 11), WINDOW, STRIDES)
+    )
+    assert_same(found[0], reference.conditional_means(gaussian, image, WINDOW, STRIDES))
+
+
+def reveal_factor(prior, inputs, grid, n_values):
+    """L L^T of every window (W, values, values), from samples whose noise is one unit at a time."""
+
+    def unit_noise(shape, **_):
+        n_samples, groups, _, values = shape
+        assert groups * values == n_samples == n_values
+        units = torch.eye(n_values, dtype=torch.float64).reshape(n_samples, groups, 1, values)
+        return units.expand(shape)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(torch, "randn", unit_noise)
+        samples = prior.sample(inputs, grid, n_values)
+    factor = (samples - prior.conditional_mean(inputs, grid))[:, 0].flatten(2)
+    return torch.einsum("swi,swj->wij", factor, factor)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "1-D, odd margin, last window moved",
+        "odd margin",
+        "image smaller than an odd patch",
+        "3-D, smaller than the patch",
+    ],
+)
+@every_covariance
+@every_channels
+def test_sample_factor_is_the_conditional_covariance(few, place, covariance, channels):
+    space, window, strides, patch = PLACES[place]
+    image = make_images(1, CHANNELS[len(space)], space, seed=5)[0]
+    gaussian = reference_gaussian(patch, covariance, channels)
+    expected = [
+        reference.condition_window(gaussian, image, corner, window)[1]
+        for corner in reference.window_corners(space, window, strides)
+    ]
+    prior = fitted_prior(patch, covariance, channels)
+    grid = WindowGrid(space, window, strides)
+    drawn = np.minimum(patch, space) if few else window
+    n_values = len(image) * int(np.prod(drawn))
+    found = reveal_factor(prior, torch.from_numpy(image)[None], grid, n_values)
+    assert_same(found, np.stack(expected))
+
+
+@every_covariance
+@every_channels
+def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
+    n_samples, window, strides = 4000, (2, 2), (3, 4)
+    images = two_images()
+    gaussian = reference_gaussian(PATCH, covariance, channels)
+    samples = fitted_prior(PATCH, covariance, channels).sample(
+        torch.from_numpy(images),
+        WindowGrid((9, 11), window, strides),
+        n_samples,
+        torch.Generator().manual_seed(1),
+    )
+    scores = []
+    for n, image in enumerate(images):
+        for w, corner in enumerate(reference.window_corners((9, 11), window, strides)):
+            mean, cov = reference.condition_window(gaussian, image, corner, window)
+            drawn = samples[:, n, w].flatten(1).numpy()
+            variance = np.diag(cov)
+            scores.append((drawn.mean(axis=0) - mean.ravel()) / np.sqrt(variance / n_samples))
+            # A sample covariance has the variance (S_ii S_jj + S_ij^2) / n.
+            spread = np.sqrt((np.outer(variance, variance) + cov**2) / n_samples)
+            deviation = drawn - mean.ravel()
+            scores.append(((deviation.T @ deviation / n_samples - cov) / spread).ravel())
+    scores = np.concatenate(scores)
+    assert np.abs(scores).max() < 5.5
+    # Too good would be as wrong as too bad.
+    assert 0.9 < np.sqrt(np.mean(scores**2)) < 1.1
+
+
+def test_examples_and_windows_get_draws_of_their_own():
+    inputs = torch.from_numpy(np.repeat(two_images()[:1], 2, axis=0))
+    prior, grid = fitted_prior(PATCH), WindowGrid((9, 11), (2, 2), (1, 1))
+    samples = prior.sample(inputs, grid, 400, torch.Generator().manual_seed(1))
+    noise = (samples - prior.conditional_mean(inputs, grid))[..., 0, 0, 0].flatten(1)
+    correlation = torch.corrcoef(noise.T).fill_diagonal_(0)
+    # Of n draws, uncorrelated ones correlate by about 1 / sqrt(n).
+    assert correlation.abs().max() < 6 / 400**0.5
+
+
+# The three algorithms
+
+
+@every_model_and_measure
+def test_efficient_pda(name, measure):
+    model, output, targets = MODELS[name]
+    images = two_images()
+    expected = expected_maps(
+        reference.efficient_pda, model, images, reference_means(), targets, output, measure
+    )
+    pda = EfficientPDA(model, fitted_prior(PATCH), output, measure)
+    for perturbations_per_eval in (None, 7):
+        found = pda.attribute(
+            torch.from_numpy(images),
+            target=targets,
+            sliding_window_shapes=WINDOW,
+            strides=STRIDES,
+            perturbations_per_eval=perturbations_per_eval,
+        )
+        assert_same(found, expected)
+
+
+@every_model_and_measure
+def test_sampled_pda(name, measure):
+    model, output, targets = MODELS[name]
+    images = two_images()
+    draws = make_draws(images, 3, WINDOW, STRIDES)
+    expected = expected_maps(reference.sampled_pda, model, images, draws, targets, output, measure)
+    prior = FixedDraws(images, draws, WINDOW, STRIDES)
+    pda = SampledPDA(model, prior, output, measure)
+    for perturbations_per_eval in (None, 7):
+        found = pda.attribute(
+            torch.from_numpy(images),
+            target=targets,
+            sliding_window_shapes=WINDOW,
+            strides=STRIDES,
+            n_samples=3,
+            perturbations_per_eval=perturbations_per_eval,
+        )
+        assert_same(found, expected)
+
+
+@every_model_and_measure
+@pytest.mark.parametrize("pixelwise", [False, True])
+def test_gradient_pda(name, measure, pixelwise):
+    model, output, targets = MODELS[name]
+    images = two_images()
+    algorithm = reference.pixelwise_gradient_pda if pixelwise else reference.gradient_pda
+    expected = expected_maps(algorithm, model, images, reference_means(), targets, output, measure)
+    found = GradientPDA(model, fitted_prior(PATCH), output, measure).attribute(
+        torch.from_numpy(images),
+        target=targets,
+        sliding_window_shapes=WINDOW,
+        strides=STRIDES,
+        pixelwise=pixelwise,
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "place", ["1-D, odd margin, last window moved", "every window", "3-D", "single pixels"]
+)
+def test_all_algorithms_in_one_to_three_dimensions(place):
+    space, window, strides, patch = PLACES[place]
+    windows = {"window": window, "strides": strides}
+    channels = CHANNELS[len(space)]
+    model = make_model(channels=channels, space=space)
+    images, targets = make_images(2, channels, space, seed=5), [1, 2]
+    settings = targets, "logits", "weight_of_evidence"
+    gaussian = reference_gaussian(patch, "full", "independent")
+    means = [reference.conditional_means(gaussian, image, window, strides) for image in images]
+    prior = fitted_prior(patch, "full", "independent")
+    draws = make_draws(images, 2, window, strides)
+    inputs = torch.from_numpy(images)
+    given = {"target": targets, "sliding_window_shapes": window, "strides": strides}
+
+    expected = expected_maps(reference.efficient_pda, model, images, means, *settings, **windows)
+    assert_same(EfficientPDA(model, prior).attribute(inputs, **given), expected)
+    expected = expected_maps(reference.gradient_pda, model, images, means, *settings, **windows)
+    assert_same(GradientPDA(model, prior).attribute(inputs, **given), expected)
+    expected = expected_maps(
+        reference.pixelwise_gradient_pda, model, images, means, *settings, **windows
+    )
+    assert_same(GradientPDA(model, prior).attribute(inputs, **given, pixelwise=True), expected)
+    expected = expected_maps(reference.sampled_pda, model, images, draws, *settings, **windows)
+    fixed = FixedDraws(images, draws, window, strides)
+    assert_same(SampledPDA(model, fixed).attribute(inputs, **given, n_samples=2), expected)
+
+
+def test_sampled_pda_on_the_gaussian_priors_own_draws():
+    class Recorded:
+        def __init__(self, prior):
+            self.prior, self.draws = prior, []
+
+        def sample(self, inputs, grid, n_samples, generator=None):
+            self.draws.append(self.prior.sample(inputs, grid, n_samples, generator))
+            return self.draws[-1]
+
+    model, output, targets = MODELS["softmax logits"]
+    images, prior = two_images(), Recorded(fitted_prior(PATCH))
+    found = SampledPDA(model, prior).attribute(
+        torch.from_numpy(images),
+        target=targets,
+        sliding_window_shapes=WINDOW,
+        strides=STRIDES,
+        n_samples=4,
+        generator=torch.Generator().manual_seed(2),
+    )
+    draws = torch.cat(prior.draws, dim=1).transpose(0, 1).numpy()
+    assert draws.shape[:3] == (2, 4, 16)
+    assert_same(
+        found,
+        expected_maps(
+            reference.sampled_pda, model, images, draws, targets, output, "weight_of_evidence"
+        ),
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["efficient", "sampled"])
+@every_model_and_measure
+def test_evidence_for_every_output_and_contrast(algorithm, name, measure):
+    model, output, _ = MODELS[name]
+    images = two_images()
+    inputs = torch.from_numpy(images)
+    windows = {"sliding_window_shapes": WINDOW, "strides": STRIDES}
+    if algorithm == "efficient":
+        oracle, fills = reference.efficient_pda, reference_means()
+        evidence = EfficientPDA(model, fitted_prior(PATCH), output, measure).evidence(
+            inputs, **windows
+        )
+    else:
+        oracle, fills = reference.sampled_pda, make_draws(images, 2, WINDOW, STRIDES)
+        prior = FixedDraws(images, fills, WINDOW, STRIDES)
+        evidence = SampledPDA(model, prior, output, measure).evidence(
+            inputs, **windows, n_samples=2
+        )
+    n_outputs = model(inputs).shape[1]
+
+    def expected(targets, of=measure):
+        return expected_maps(oracle, model, images, fills, targets, output, of)
+
+    for target in range(n_outputs):
+        assert_same(evidence.attribution(target), expected([target] * 2))
+    if n_outputs > 1:
+        first, second = [n_outputs - 1, 0], [1, 2]
+        # In bits, a contrast is that of log2 p(first)/p(second) with and without the window.
+        of = "information_difference" if measure == "weight_of_evidence" else measure
+        assert_same(
+            evidence.contrast(first, second), expected(first, of=of) - expected(second, of=of)
+        )
+
+
+def test_dense_outputs_with_one_place_a_target():
+    """A softmax over dimension 1 at each place of an output (N, classes, 3, 4)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Conv2d(3, 5, (5, 5), stride=2), nn.Tanh(), nn.Conv2d(5, 4, 1))
+    model = model.double().eval().requires_grad_(False)
+    images, targets = two_images(), [(2, 1, 3), (0, 2, 0)]
+    inputs = torch.from_numpy(images)
+    given = {"target": targets, "sliding_window_shapes": WINDOW, "strides": STRIDES}
+    for measure in MEASURES:
+        for library, oracle in (
+            (EfficientPDA, reference.efficient_pda),
+            (GradientPDA, reference.gradient_pda),
+        ):
+            expected = []
+            for image, means, (c, row, column) in zip(
+                images, reference_means(), targets, strict=True
+            ):
+
+                def at_place(x, row=row, column=column):
+                    return model(x)[:, :, row, column]
+
+                found = oracle(at_place, image, means, WINDOW, STRIDES, c, "logits", measure)
+                expected.append(np.broadcast_to(found, image.shape))
+            pda = library(model, fitted_prior(PATCH), measure=measure)
+            assert_same(pda.attribute(inputs, **given), np.stack(expected))
+    evidence = EfficientPDA(model, fitted_prior(PATCH), measure=measure).evidence(
+        inputs, sliding_window_shapes=WINDOW, strides=STRIDES
+    )
+    pda = EfficientPDA(model, fitted_prior(PATCH), measure=measure)
+    assert_same(evidence.attribution(targets), pda.attribute(inputs, **given).numpy())
+
+
+# Other priors
+
+
+def own_gaussian(image, window):
+    """What prior=None promises: a stationary Gaussian of window + 8, fitted to one image."""
+    patch = tuple(width + 8 for width in window)
+    default = GaussianPatchPrior(patch).regularization
+    return reference.fit_gaussian([image], patch, "stationary", "joint", default)
+
+
+class TwoBranches(nn.Module):
+    """A model of an image, a signal and a number an example, which depend on each other."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(6)
+            self.image = nn.Sequential(
+                nn.Conv2d(2, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 4 * 5, 3)
+            )
+            self.signal = nn.Sequential(
+                nn.Conv1d(2, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 11, 3)
+            )
+
+    def forward(self, image, signal, gain):
+        return 5 * gain * (1 + self.image(image)) * (1 + self.signal(signal))
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_tuple_inputs_without_a_prior(measure):
+    model = TwoBranches().double().eval().requires_grad_(False)
+    images, signals = make_images(2, 2, (6, 7), seed=7), make_images(2, 2, (13,), seed=8)
+    gains, targets = torch.tensor([[1.0], [2.0]], dtype=torch.float64), [2, 0]
+    shapes, strides = (WINDOW, (4,)), (STRIDES, (3,))
+    expected = {reference.efficient_pda: ([], []), reference.gradient_pda: ([], [])}
+    for n, target in enumerate(targets):
+        image, signal = torch.from_numpy(images[n : n + 1]), torch.from_numpy(signals[n : n + 1])
+        parts = (
+            (images[n], lambda x, s=signal, g=gains[n : n + 1]: model(x, s, g)),
+            (signals[n], lambda x, i=image, g=gains[n : n + 1]: model(i, x, g)),
+        )
+        for position, (part, of_part) in enumerate(parts):
+            window, stride = shapes[position], strides[position]
+            gaussian = own_gaussian(part, window)
+            means = reference.conditional_means(gaussian, part, window, stride)
+            for oracle, maps in expected.items():
+                found = oracle(of_part, part, means, window, stride, target, "logits", measure)
+                maps[position].append(np.broadcast_to(found, part.shape))
+    for library, oracle in (
+        (EfficientPDA, reference.efficient_pda),
+        (GradientPDA, reference.gradient_pda),
+    ):
+        found = library(model, measure=measure).attribute(
+            (torch.from_numpy(images), torch.from_numpy(signals)),
+            target=targets,
+            additional_forward_args=gains,
+            sliding_window_shapes=shapes,
+            strides=strides,
+        )
+        assert isinstance(found, tuple)
+        for each, maps in zip(found, expected[oracle], strict=True):
+            assert_same(each, np.stack(maps))
+
+
+def explain(library, model, inputs, target, prior=None):
+    given = {"target": target, "sliding_window_shapes": WINDOW, "strides": STRIDES}
+    if library is SampledPDA:
+        given |= {"n_samples": 3, "generator": torch.Generator().manual_seed(9)}
+    return library(model, prior).attribute(inputs, **given)
+
+
+@pytest.mark.parametrize("library", [EfficientPDA, SampledPDA, GradientPDA])
+def test_no_prior_is_each_examples_own_and_ignores_batch_mates(library):
+    model, _, targets = MODELS["softmax logits"]
+    inputs = torch.from_numpy(two_images())
+    # A batch mate on another scale would change a shared fit beyond recognition.
+    inputs[1] = 20 * inputs[1] - 100
+    together = explain(library, model, inputs, targets)
+    for n, target in enumerate(targets):
+        alone = inputs[n : n + 1]
+        own = GaussianPatchPrior(tuple(width + 8 for width in WINDOW)).fit(alone)
+        assert_same(together[n : n + 1], explain(library, model, alone, target).numpy())
+        assert_same(together[n : n + 1], explain(library, model, alone, target, own).numpy())
+
+
+def test_empirical_mean_prior_replaces_windows_by_the_mean_of_the_draws():
+    model, output, targets = MODELS["softmax logits"]
+    images = two_images()
+    draws = make_draws(images, 5, WINDOW, STRIDES)
+    prior = EmpiricalMeanPrior(FixedDraws(images, draws, WINDOW, STRIDES), n_samples=5)
+    means = draws.sum(axis=1) / 5
+    for library, oracle in (
+        (EfficientPDA, reference.efficient_pda),
+        (GradientPDA, reference.gradient_pda),
+    ):
+        found = explain(library, model, torch.from_numpy(images), targets, prior)
+        settings = means, targets, output, "weight_of_evidence"
+        assert_same(found, expected_maps(oracle, model, images, *settings))
+
+
+def test_marginal_prior_knows_windows_of_fitted_images_at_the_same_place():
+    fitted = make_images(5, 3, (9, 11), seed=21)
+    inputs = torch.from_numpy(two_images())
+    prior = MarginalPrior().fit([torch.from_numpy(fitted[:2]), torch.from_numpy(fitted[2:])])
+    grid = WindowGrid((9, 11), WINDOW, STRIDES)
+    means = prior.conditional_mean(inputs, grid)
+    samples = prior.sample(inputs, grid, 60, torch.Generator().manual_seed(3)).numpy()
+    seen = np.zeros((2, 16, 5))
+    for w, corner in enumerate(reference.window_corners((9, 11), WINDOW, STRIDES)):
+        windows = [image[reference.block(corner, WINDOW)] for image in fitted]
+        for n in range(2):
+            assert_same(means[n, w], sum(windows) / len(windows))
+            for draw in samples[:, n, w]:
+                (which,) = (i for i, own in enumerate(windows) if np.array_equal(own, draw))
+                seen[n, w, which] += 1
+    # 60 draws of 5 images: each is drawn 12 times at each window, give or take 3.1.
+    assert seen.min() > 0
+    assert np.abs(seen - 12).max() < 5 * 3.1
+    assert 0.8 < seen.std() / 3.1 < 1.2
+
+
+def test_marginal_prior_in_sampled_and_efficient_pda():
+    model, output, targets = MODELS["softmax logits"]
+    images, fitted = two_images(), make_images(1, 3, (9, 11), seed=22)
+    windows = [
+        fitted[0][reference.block(corner, WINDOW)]
+        for corner in reference.window_corners((9, 11), WINDOW, STRIDES)
+    ]
+    # With a single fitted image, every draw is that image's window, and so is the mean.
+    means = np.stack([np.stack(windows)] * 2)
+    settings = means, targets, output, "weight_of_evidence"
+    expected = expected_maps(reference.efficient_pda, model, images, *settings)
+    prior = MarginalPrior().fit(torch.from_numpy(fitted))
+    for library in (EfficientPDA, SampledPDA):
+        assert_same(explain(library, model, torch.from_numpy(images), targets, prior), expected)

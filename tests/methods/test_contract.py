@@ -1,0 +1,388 @@
+"""What every attribution class owes to Captum's users."""
+
+import inspect
+
+import matplotlib as mpl
+import pytest
+import torch
+from captum.attr import (
+    GradientAttribution,
+    NoiseTunnel,
+    Occlusion,
+    PerturbationAttribution,
+    visualization,
+)
+from captum.metrics import infidelity, sensitivity_max
+from conftest import make_classifier, make_images
+from torch import nn
+
+from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
+from captum_pda.prediction.measures import marginalise
+
+mpl.use("agg")
+
+
+def explain(method, model, images, target=1, **arguments):
+    """A small map: few samples where there are any."""
+    if method is SampledPDA:
+        arguments.setdefault("n_samples", 2)
+    return method(model).attribute(images, target=target, **arguments)
+
+
+def test_the_base_classes_are_captums(method):
+    base = GradientAttribution if method is GradientPDA else PerturbationAttribution
+    assert issubclass(method, base)
+    assert method.get_name() == method.__name__.replace("PDA", " PDA")
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attributions_have_the_shape_and_dtype_of_the_inputs(method, dims, dtype):
+    classifier = make_classifier(dims).to(dtype)
+    images = make_images(2, 3, *(7, 8, 5)[:dims]).to(dtype)
+    attributions = explain(method, classifier, images, sliding_window_shapes=3)
+    assert attributions.shape == images.shape
+    assert attributions.dtype == dtype
+    assert attributions.isfinite().all()
+    assert attributions.abs().max() > 0
+    assert not attributions.requires_grad
+    torch.testing.assert_close(attributions[:, 0], attributions[:, 1], rtol=0, atol=0)
+
+
+def test_each_example_has_its_own_target(method, classifier, images):
+    each = [explain(method, classifier, images[n : n + 1], target=n + 1) for n in range(2)]
+    for target in ([1, 2], torch.tensor([1, 2])):
+        torch.testing.assert_close(
+            explain(method, classifier, images, target=target), torch.cat(each)
+        )
+    torch.testing.assert_close(
+        explain(method, classifier, images, target=torch.tensor([2]))[1:], each[1]
+    )
+
+
+def test_dense_outputs_take_a_tuple(method, images):
+    torch.manual_seed(0)
+    dense = nn.Conv2d(3, 4, 3).double().eval()
+    attributions = explain(method, dense, images, target=(2, 0, 0), sliding_window_shapes=3)
+    single = explain(
+        method, lambda x: dense(x)[:, :, 0, 0], images, target=2, sliding_window_shapes=3
+    )
+    torch.testing.assert_close(attributions, single)
+    assert attributions[:, :, -1, -1].abs().max() < 1e-12 < attributions.abs().max()
+    different = explain(
+        method, dense, images, target=[(2, 0, 0), (1, 3, 4)], sliding_window_shapes=3
+    )
+    torch.testing.assert_close(different[:1], attributions[:1])
+
+
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["(N,)", "(N, 1)"])
+def test_models_with_one_output_need_no_target(method, classifier, images, shape):
+    def single(x):
+        return classifier(x)[:, 1].reshape(-1, *shape)
+
+    attributions = explain(method, single, images, target=None)
+    two_logits = explain(
+        method, lambda x: torch.stack([torch.zeros(len(x)), single(x).flatten()], 1), images
+    )
+    torch.testing.assert_close(attributions, two_logits)
+
+
+def test_tuple_inputs_give_tuples(method, classifier):
+    images, waves = make_images(2, 3, 9, 11), make_images(2, 2, 12, seed=2)
+
+    def model(x, y):
+        return classifier(x) * y.mean(dim=(1, 2))[:, None]
+
+    maps = explain(method, model, (images, waves), sliding_window_shapes=(3, 4))
+    assert isinstance(maps, tuple)
+    assert [part.shape for part in maps] == [images.shape, waves.shape]
+    with_argument = explain(
+        method, model, images, additional_forward_args=waves, sliding_window_shapes=3
+    )
+    torch.testing.assert_close(maps[0], with_argument)
+    single = explain(method, classifier, (images,))
+    assert isinstance(single, tuple)
+    torch.testing.assert_close(single[0], explain(method, classifier, images))
+
+
+def test_additional_arguments_go_with_their_example(method, classifier, images):
+    scale = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    bias = torch.zeros(4, dtype=torch.float64)
+    option = {"sign": -1}
+
+    def model(x, scale, bias, option):
+        assert scale.shape == (len(x),)
+        assert bias.shape == (4,)
+        return option["sign"] * classifier(x) * scale[:, None] + bias
+
+    maps = explain(method, model, images, additional_forward_args=(scale, bias, option))
+    for number in range(2):
+        alone = explain(
+            method,
+            lambda x, number=number: -classifier(x) * scale[number],
+            images[number : number + 1],
+        )
+        torch.testing.assert_close(maps[number : number + 1], alone)
+
+
+def test_plain_functions_and_bound_methods(method, classifier, images):
+    expected = explain(method, classifier, images)
+    for model in (lambda x: classifier(x), classifier.forward, classifier.__call__):
+        torch.testing.assert_close(explain(method, model, images), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.clone().requires_grad_(),
+        lambda x: x.contiguous(memory_format=torch.channels_last),
+        lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda x: x[:, :, ::1].expand_as(x),
+    ],
+    ids=["requires grad", "channels last", "transposed", "view"],
+)
+def test_inputs_of_any_layout(method, classifier, images, change):
+    torch.testing.assert_close(
+        explain(method, classifier, change(images)), explain(method, classifier, images)
+    )
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_any_gradient_mode_of_the_caller(method, classifier, images, mode):
+    expected = explain(method, classifier, images)
+    with mode():
+        torch.testing.assert_close(explain(method, classifier, images), expected)
+        fresh = images + 0
+        torch.testing.assert_close(explain(method, classifier, fresh), expected)
+
+
+def test_an_example_alone_equals_the_example_in_a_batch(method, classifier, images):
+    other = make_images(3, 3, 9, 11, seed=9) * 5
+    together = explain(method, classifier, torch.cat([other[:1], images[:1], other[1:]]))
+    torch.testing.assert_close(together[1:2], explain(method, classifier, images[:1]))
+
+
+def test_noise_tunnels(method, classifier, images):
+    arguments = {"n_samples": 2} if method is SampledPDA else {}
+    torch.manual_seed(0)
+    smooth = NoiseTunnel(method(classifier)).attribute(
+        images, nt_type="smoothgrad", nt_samples=3, stdevs=0.1, target=1, **arguments
+    )
+    assert smooth.shape == images.shape
+    plain = explain(method, classifier, images)
+    assert torch.corrcoef(torch.stack([smooth.flatten(), plain.flatten()]))[0, 1] > 0.5
+
+
+def test_infidelity_and_sensitivity(method, classifier, images):
+    def perturb(inputs):
+        noise = torch.full_like(inputs, 0.01)
+        return noise, inputs - noise
+
+    attributions = explain(method, classifier, images)
+    unfaithful = infidelity(classifier, perturb, images, attributions, target=1)
+    assert unfaithful.shape == (2,)
+    assert unfaithful.isfinite().all()
+    arguments = {"n_samples": 2} if method is SampledPDA else {}
+    change = sensitivity_max(
+        method(classifier).attribute, images, target=[1, 2], n_perturb_samples=2, **arguments
+    )
+    assert change.shape == (2,)
+    assert (change > 0).all()
+
+
+def test_captums_pictures(method, classifier, images):
+    attributions = explain(method, classifier, images)[0].permute(1, 2, 0).numpy()
+    image = (images[0] - images[0].min()) / (images[0].max() - images[0].min())
+    picture = image.permute(1, 2, 0).numpy()
+    _, axis = visualization.visualize_image_attr(
+        attributions, picture, method="blended_heat_map", sign="all", use_pyplot=False
+    )
+    assert axis.images
+    _, axes = visualization.visualize_image_attr_multiple(
+        attributions,
+        picture,
+        ["original_image", "heat_map"],
+        ["all", "all"],
+        use_pyplot=False,
+    )
+    assert len(axes) == 2
+
+
+def test_captums_pictures_of_time_series(method, monkeypatch):
+    # Captum 0.9 calls a function that Matplotlib 3.9 removed.
+    monkeypatch.setattr(mpl.cm, "get_cmap", mpl.colormaps.get_cmap, raising=False)
+    waves = make_images(1, 2, 40)
+    attributions = explain(method, make_classifier(1, 2), waves)
+    figure, _ = visualization.visualize_timeseries_attr(
+        attributions[0].numpy(), waves[0].numpy(), channels_last=False, use_pyplot=False
+    )
+    assert figure.axes
+
+
+def test_progress_is_shown_on_request(perturbation_method, classifier, images, capsys):
+    explain(perturbation_method, classifier, images)
+    assert capsys.readouterr().err == ""
+    explain(perturbation_method, classifier, images, show_progress=True, strides=4)
+    shown = capsys.readouterr().err
+    assert perturbation_method.get_name() in shown
+    total = 2 * 9 * (2 if perturbation_method is SampledPDA else 1)
+    assert f"{total}/{total}" in shown
+
+
+def test_a_constant_prior_is_captums_occlusion(classifier, images):
+    """On a grid where Captum cuts no window, and with raw outputs."""
+    ours = EfficientPDA(classifier, ConstantPrior(0.0), output="raw").attribute(
+        images, target=1, sliding_window_shapes=(3, 3), strides=(2, 2)
+    )
+    theirs = Occlusion(classifier).attribute(
+        images, target=1, sliding_window_shapes=(3, 3, 3), strides=(3, 2, 2)
+    )
+    torch.testing.assert_close(ours.float(), theirs)
+
+
+def test_every_class_comes_from_the_passes_of_one_map(perturbation_method, classifier, images):
+    passes = []
+
+    def counting(x):
+        passes.append(len(x))
+        return classifier(x)
+
+    pda = perturbation_method(counting, engine="dense")
+    arguments = {"n_samples": 2} if perturbation_method is SampledPDA else {}
+    expected = [pda.attribute(images, target=target, **arguments) for target in range(4)]
+    of_one_map = sum(passes) / 4
+    passes.clear()
+    evidence = pda.evidence(images, **arguments)
+    assert sum(passes) == of_one_map
+    for target in range(4):
+        torch.testing.assert_close(evidence.attribution(target), expected[target])
+    torch.testing.assert_close(evidence.probabilities, classifier(images).softmax(1).detach())
+    mixed = evidence.attribution([2, 3])
+    torch.testing.assert_close(mixed[0], expected[2][0])
+    torch.testing.assert_close(mixed[1], expected[3][1])
+
+
+def test_contrast_of_two_classes_is_the_evidence_when_there_are_no_others(
+    perturbation_method, images
+):
+    evidence = perturbation_method(make_classifier(classes=2)).evidence(images)
+    torch.testing.assert_close(evidence.contrast(0, 1), evidence.attribution(0))
+    torch.testing.assert_close(evidence.contrast(1, 0), evidence.attribution(1))
+    torch.testing.assert_close(evidence.contrast(1, 1), torch.zeros_like(images))
+
+
+@pytest.mark.parametrize("measure", ["weight_of_evidence", "information_difference"])
+def test_contrast_of_logits_is_the_change_of_their_difference(classifier, images, measure):
+    evidence = EfficientPDA(classifier, measure=measure).evidence(images)
+    raw = EfficientPDA(classifier, output="raw").evidence(images)
+    bits = raw.contrast(3, 1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
+    torch.testing.assert_close(evidence.contrast(3, 1), bits)
+
+
+def test_evidence_of_tuples_and_dense_outputs(images):
+    torch.manual_seed(0)
+    dense = nn.Conv2d(3, 4, 3).double().eval()
+    evidence = EfficientPDA(dense).evidence((images,), sliding_window_shapes=3)
+    (attribution,) = evidence.attribution((2, 0, 0))
+    expected = EfficientPDA(dense).attribute(images, target=(2, 0, 0), sliding_window_shapes=3)
+    torch.testing.assert_close(attribution, expected)
+    (values,) = evidence.window_values((2, 0, 0))
+    assert values.shape == (2, len(evidence.grids[0]))
+    with pytest.raises(ValueError, match="target"):
+        evidence.attribution(2)
+    with pytest.raises(ValueError, match="second"):
+        evidence.contrast((2, 0, 0), (9, 0, 0))
+
+
+def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
+    pda = EfficientPDA(make_classifier(classes=40))
+    expected = pda.evidence(images)
+    monkeypatch.setattr("captum_pda.execution.loop.VALUES_PER_CHUNK", 40 * 5)
+    kept = []
+
+    def watched(scores, output):
+        kept.append(scores.numel())
+        return marginalise(scores, output)
+
+    monkeypatch.setattr("captum_pda.execution.window_scores.marginalise", watched)
+    torch.testing.assert_close(pda.evidence(images).scores_without, expected.scores_without)
+    assert max(kept) <= 40 * 5
+    assert "40" in repr(expected)
+
+
+def test_attribute_keeps_only_the_targets_columns(images):
+    """What is kept of each window does not grow with the number of classes."""
+    from captum_pda.engines import DenseEngine
+
+    kept = []
+
+    class Watching(DenseEngine):
+        def prepare(self, *arguments):
+            prepared = super().prepare(*arguments)
+            scores = prepared.scores
+
+            def watched(*arguments):
+                result = scores(*arguments)
+                kept.append(result.shape[-1])
+                return result
+
+            prepared.scores = watched
+            return prepared
+
+    classifier = make_classifier(classes=500)
+    EfficientPDA(classifier, engine=Watching()).attribute(images, target=[3, 400])
+    assert set(kept) == {1}
+    kept.clear()
+    EfficientPDA(classifier, engine=Watching()).evidence(images)
+    assert set(kept) == {500}
+
+
+def test_gradient_pda_takes_one_forward_and_one_backward_pass(classifier, images):
+    passes = []
+    classifier.register_forward_hook(lambda *_: passes.append("forward"))
+    classifier.register_full_backward_hook(lambda *_: passes.append("backward"))
+    GradientPDA(classifier).attribute(images, target=1, strides=1)
+    assert passes == ["forward", "backward"]
+
+
+def test_sampled_draws_follow_the_seed_and_nothing_else(classifier, images):
+    pda = SampledPDA(classifier)
+    torch.manual_seed(3)
+    first = pda.attribute(images, target=1, n_samples=3)
+    torch.randn(5)
+    again = pda.attribute(images, target=1, n_samples=3, perturbations_per_eval=5)
+    torch.testing.assert_close(first, again)
+    torch.manual_seed(4)
+    assert not torch.allclose(first, pda.attribute(images, target=1, n_samples=3))
+    generator = torch.Generator().manual_seed(0)
+    one = pda.attribute(images, target=1, n_samples=3, generator=generator)
+    two = pda.attribute(images, target=1, n_samples=3, generator=generator)
+    assert not torch.allclose(one, two)
+    same = pda.attribute(images, target=1, n_samples=3, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(one, same)
+
+
+def test_more_samples_come_closer_to_many(classifier, images):
+    pda = SampledPDA(classifier, GaussianPatchPrior(8).fit(images))
+
+    def at(n_samples, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return pda.attribute(images, target=1, n_samples=n_samples, generator=generator, strides=3)
+
+    many = at(3000, 0)
+    few_error = torch.stack([(at(5, seed) - many).abs().mean() for seed in range(1, 6)]).mean()
+    more_error = torch.stack([(at(80, seed) - many).abs().mean() for seed in range(1, 6)]).mean()
+    # The error falls as one over the root of the number of samples: a quarter, here.
+    assert more_error < 0.4 * few_error
+
+
+def test_the_arguments_are_captums_in_order(method):
+    names = list(inspect.signature(method.attribute).parameters)
+    assert names[:6] == [
+        "self",
+        "inputs",
+        "target",
+        "additional_forward_args",
+        "sliding_window_shapes",
+        "strides",
+    ]

@@ -1,0 +1,305 @@
+"""Runs of hours: stopped by ctrl-C, short of memory, watched by a progress bar."""
+
+import gc
+import io
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_convolutional, make_images
+from torch import nn
+
+from captum_pda import (
+    ConstantPrior,
+    EfficientPDA,
+    GaussianPatchPrior,
+    MarginalPrior,
+    SampledPDA,
+    WindowGrid,
+    pipeline,
+)
+from captum_pda.engines.incremental import winograd
+
+ENGINES = ["dense", "incremental"]
+WINDOWS = {"sliding_window_shapes": 3, "strides": 2, "perturbations_per_eval": 4}
+
+
+class Stopping(nn.Module):
+    """A model that is stopped in its n-th pass."""
+
+    def __init__(self, model, after, error):
+        super().__init__()
+        self.model = model.eval()
+        self.passes_left = after
+        self.error = error
+
+    def forward(self, *inputs):
+        self.passes_left -= 1
+        if self.passes_left < 0:
+            raise self.error
+        return self.model(*inputs)
+
+
+def arguments_of(method):
+    if method is EfficientPDA:
+        return WINDOWS
+    return {**WINDOWS, "n_samples": 3, "generator": torch.Generator().manual_seed(1)}
+
+
+def stopped(method, engine, after, error, images, call):
+    """The exception of a run that is stopped after some passes."""
+    pda = method(Stopping(make_convolutional(), after, error).eval(), engine=engine)
+    with pytest.raises(type(error)) as caught:
+        call(pda)
+    assert caught.value is error
+    return caught.value
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("cable pulled")], ids=str)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_finished_is_carried_by_whatever_stops_a_run(perturbation_method, engine, error):
+    images = make_images(2, 3, 9, 11).float()
+    whole = perturbation_method(make_convolutional(), engine=engine).evidence(
+        images, **arguments_of(perturbation_method)
+    )
+    # The unperturbed pass, then 20 windows an example in batches of 4: half of the second.
+    batches = 5 if perturbation_method is EfficientPDA else 15
+    after = 1 + batches + batches // 2
+    caught = stopped(
+        perturbation_method,
+        engine,
+        after,
+        error,
+        images,
+        lambda pda: pda.evidence(images, **arguments_of(perturbation_method)),
+    )
+    values, expected = caught.result.window_values(1), whole.window_values(1)
+    torch.testing.assert_close(values[0], expected[0])
+    if perturbation_method is EfficientPDA:
+        known = values[1].isfinite()
+        assert known.sum() == 8
+        torch.testing.assert_close(values[1][known], expected[1][known])
+    else:
+        n_drawn = caught.result.n_drawn[1]
+        assert n_drawn.sum() == 28
+        assert torch.equal(n_drawn > 0, values[1].isfinite())
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_map_of_a_stopped_run_shows_the_finished_windows(engine):
+    images = make_images(1, 3, 9, 11).float()
+    call = {"target": 1, "strides": 3, "sliding_window_shapes": 3, "perturbations_per_eval": 1}
+    whole = EfficientPDA(make_convolutional(), engine=engine).evidence(
+        images, sliding_window_shapes=3, strides=3
+    )
+    caught = stopped(
+        EfficientPDA,
+        engine,
+        1 + 5,
+        KeyboardInterrupt(),
+        images,
+        lambda pda: pda.attribute(images, **call),
+    )
+    # Columns 6 to 8 and 8 to 10 share a pixel.
+    known = caught.result.isfinite()
+    assert known[0, 0].sum() in (5 * 9, 5 * 9 - 3, 5 * 9 - 6)
+    same = caught.result == caught.result  # not NaN
+    assert torch.equal(known, same)
+    corners = whole.grids[0].corners
+    values = whole.window_values(1)[0]
+    for (row, column), value in zip(corners.tolist(), values, strict=True):
+        if column == 0 and known[0, 0, row, column]:
+            torch.testing.assert_close(caught.result[0, 0, row, column], value)
+
+
+def test_a_stopped_run_with_a_tolerance_keeps_its_rounds():
+    images = make_images(1, 3, 9, 11).float()
+    error = KeyboardInterrupt()
+    pda = SampledPDA(Stopping(make_convolutional(), 1 + 30, error).eval(), engine="dense")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pda.evidence(images, **WINDOWS, n_samples=50, tolerance=1e-9)
+    # 20 windows: five batches a sample; 5 samples in the first round, one of the second.
+    assert set(caught.value.result.n_drawn.unique().tolist()) == {6}
+    assert caught.value.result.standard_error(1).isfinite().all()
+
+
+def test_tensors_that_were_not_reached_are_nan():
+    model = make_convolutional()
+    pair = Stopping(lambda_model(lambda x, y: model(x) + model(y)), 1 + 6, KeyboardInterrupt())
+    images = make_images(1, 3, 9, 11).float(), make_images(1, 3, 6, 7).float()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        EfficientPDA(pair.eval(), engine="dense").attribute(images, target=1, **WINDOWS)
+    first, second = caught.value.result
+    assert first.isfinite().all()
+    assert second.shape == images[1].shape
+    assert second.isfinite().any()
+    assert second.isnan().any()
+
+
+class lambda_model(nn.Module):  # noqa: N801 - a function as a module
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+def test_a_run_that_fails_at_once_carries_nothing(perturbation_method):
+    error = RuntimeError("no such luck")
+    stopping = Stopping(make_convolutional(), 1, error).eval()
+    with pytest.raises(RuntimeError) as caught:
+        perturbation_method(stopping, engine="dense").attribute(
+            make_images(1, 3, 9, 11).float(), target=1
+        )
+    assert not hasattr(caught.value, "result")
+
+
+# Memory
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "auto"])
+def test_running_out_of_memory_halves_the_batch_whatever_the_engine(perturbation_method, engine):
+    images = make_images(1, 3, 19, 21).float()
+    model = make_convolutional()
+
+    def limited(x):
+        if len(x) > 5:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return model(x)
+
+    call = {"target": 1, "sliding_window_shapes": 4, "strides": 2}
+    expected = perturbation_method(model, engine="dense").attribute(images, **call)
+    with pytest.warns(UserWarning, match="out of memory"):
+        actual = perturbation_method(limited, engine=engine).attribute(images, **call)
+    torch.testing.assert_close(actual, expected)
+
+
+class Watched(nn.Module):
+    """A model that measures, in every eighth pass, the numbers that are held around it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.most = 0
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        if self.passes % 8 == 0:
+            self.measure()
+        return self.model(x)
+
+    def measure(self):
+        gc.collect()
+        storages = {}
+        for thing in gc.get_objects():
+            if type(thing) in (torch.Tensor, nn.Parameter):
+                storage = thing.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        arrays = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]
+        )
+        # Tensors from NumPy are counted twice, which is only stricter.
+        held = sum(storages.values()) + sum(trace.size for trace in arrays.traces)
+        self.most = max(self.most, held)
+
+
+def numbers_a_window(network, prior, engine, images, strides):
+    """By how many numbers of four bytes the most that is held grows with each further window."""
+    most, n_windows = [], []
+    for stride in strides:
+        watched = Watched(network).eval()
+        pda = SampledPDA(watched, prior, engine=engine)
+        options = {"perturbations_per_eval": 64, "n_samples": 4}
+        tracemalloc.start()
+        try:
+            evidence = pda.evidence(images, sliding_window_shapes=4, strides=stride, **options)
+        finally:
+            tracemalloc.stop()
+        assert watched.passes > 8
+        most.append(watched.most)
+        n_windows.append(len(evidence.grids[0]))
+        del pda, watched, evidence
+    assert n_windows[1] > 3 * n_windows[0]
+    return (most[1] - most[0]) / (n_windows[1] - n_windows[0]) / 4
+
+
+# Held of every window: a score for each of two classes, the number of draws and its starts, where
+# a whole number is two of four bytes. All samples would be 8 more, and all fills 16 or 64.
+
+
+def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
+    monkeypatch.setattr(pipeline, "VALUES_PER_CHUNK", 2**10)
+    images = make_images(1, 1, 1200).float()
+    network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    prior = GaussianPatchPrior(8).fit(images)
+    prior.sample(images, WindowGrid((1200,), (4,), (1,)), 1)  # it keeps its few matrices
+    # Here also where its outer patch lies.
+    assert numbers_a_window(network, prior, "dense", images, strides=(4, 1)) < 14
+
+
+class NewWeights(nn.Conv2d):
+    """A convolution whose weights are standardised, and so computed anew in every pass."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv2d, NewWeights])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_keep_nothing_of_a_window_but_its_scores(engine, convolution, monkeypatch):
+    monkeypatch.setattr(pipeline, "VALUES_PER_CHUNK", 2**10)
+    monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 1)
+    images = make_images(1, 1, 32, 32).float()
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        convolution(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        convolution(4, 8, 3, padding=1),
+        nn.MaxPool2d(2),
+        convolution(8, 2, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    prior = MarginalPrior().fit(images)
+    assert numbers_a_window(network, prior, engine, images, strides=(2, 1)) < 12
+
+
+# Progress
+
+
+def test_the_time_left_is_shown_before_the_first_batch_is_done(perturbation_method, capsys):
+    shown_before = []
+
+    def slow(x):
+        shown_before.append(capsys.readouterr().err)
+        time.sleep(0.02)
+        return x.flatten(1).mean(1, keepdim=True)
+
+    images = make_images(1, 3, 9, 11)
+    pda = perturbation_method(slow, ConstantPrior(0.0), output="raw", engine="dense")
+    # 20 windows at 20 ms each, were they not in one batch.
+    pda.attribute(images, show_progress=True, sliding_window_shapes=3, strides=2)
+    first_shown = shown_before[1]
+    assert "0/" in first_shown
+    assert "?" not in first_shown
+
+
+def test_the_time_left_is_that_of_the_first_pass():
+    from captum_pda.execution.progress import ProgressBar
+
+    with ProgressBar(600, "Efficient PDA", 0.5) as bar:
+        assert "<05:00" in str(bar)
+        bar.start_t -= 10  # ten seconds for the first 100
+        bar.update(100)
+        assert "<00:5" in str(bar)
+        bar.fp = io.StringIO()
+
+
+def test_no_bar_is_shown_unasked(perturbation_method, classifier, images, capsys):
+    perturbation_method(classifier).attribute(images, target=1)
+    assert capsys.readouterr().err == ""

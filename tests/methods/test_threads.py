@@ -1,0 +1,182 @@
+"""Two attributions on one model in two threads give what they give one after the other."""
+
+import copy
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+from conftest import make_images
+from torch import nn
+
+from captum_pda import (
+    EfficientPDA,
+    EmpiricalMeanPrior,
+    GaussianPatchPrior,
+    GradientPDA,
+    MarginalPrior,
+    SampledPDA,
+)
+from captum_pda.priors.gaussian import fills as gaussian_fills
+
+WINDOWS = {"sliding_window_shapes": 4, "strides": 2, "target": 1}
+
+
+def make_model():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.5)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).eval()
+
+
+def in_threads(*tasks):
+    """The results of functions that start together in threads of their own."""
+    start = threading.Barrier(len(tasks))
+    results: list = [None] * len(tasks)
+
+    def run(number):
+        start.wait()
+        try:
+            results[number] = tasks[number]()
+        except BaseException as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def explain(pda, images):
+    extra = {}
+    if isinstance(pda, SampledPDA):
+        extra = {"n_samples": 2, "generator": torch.Generator().manual_seed(3)}
+    return pda.attribute(images, **WINDOWS, **extra)
+
+
+def explain_all(pda, images):
+    """Every window, of which there are enough for "auto" to try both engines."""
+    return pda.attribute(images, sliding_window_shapes=4, strides=1, target=1)
+
+
+CASES = [
+    (EfficientPDA, {"engine": "dense"}),
+    (EfficientPDA, {"engine": "incremental"}),
+    (SampledPDA, {"engine": "dense"}),
+    (SampledPDA, {"engine": "incremental"}),
+    (GradientPDA, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), CASES)
+@pytest.mark.parametrize("shared", ["model", "attribution"])
+def test_two_threads_on_one_model(method, options, shared):
+    model = make_model()
+    batches = [make_images(1, 3, 13, 15, seed=seed).float() for seed in (1, 2)]
+    expected = [explain(method(model, **options), images) for images in batches]
+    both = [method(model, **options)] * 2
+    if shared == "model":
+        both = [method(model, **options) for _ in batches]
+    for _ in range(2):
+        tasks = [
+            lambda pda=pda, images=images: explain(pda, images)
+            for pda, images in zip(both, batches, strict=True)
+        ]
+        torch.testing.assert_close(in_threads(*tasks), expected, rtol=0, atol=0)
+
+
+def test_two_threads_that_choose_an_engine():
+    """Which one they choose is a matter of time, and then of rounding errors only."""
+    model, images = make_model(), make_images(1, 3, 13, 15).float()
+    pda = EfficientPDA(model)
+    expected = explain_all(EfficientPDA(model, engine="dense"), images)
+    for actual in in_threads(*[lambda: explain_all(pda, images)] * 3):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "make_prior",
+    [
+        lambda images: GaussianPatchPrior(7).fit(images),
+        lambda images: MarginalPrior().fit(images),
+        lambda images: EmpiricalMeanPrior(GaussianPatchPrior(7).fit(images), 2),
+    ],
+    ids=["gaussian", "marginal", "empirical mean"],
+)
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+def test_two_threads_on_one_prior(monkeypatch, method, make_prior):
+    # Room for one operator only, so that each thread forgets what the other has just used.
+    monkeypatch.setattr(gaussian_fills, "REMEMBERED_VALUES", 1)
+    model, images = make_model(), make_images(1, 3, 13, 15).float()
+    expected = explain(method(model, make_prior(images), engine="dense"), images)
+    prior = make_prior(images)
+    tasks = [lambda: explain(method(model, prior, engine="dense"), images)] * 4
+    for actual in in_threads(*tasks):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_a_model_in_training_mode_is_put_back_by_the_last_thread(method):
+    model = make_model()
+    images = make_images(1, 3, 13, 15).float()
+    expected = explain(method(model), images)
+    model.train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    first_is_inside, second_is_done = threading.Event(), threading.Event()
+    seen = []
+
+    def slow(*arguments):
+        # The first one to come in stays until the other has been in and out again.
+        if threading.current_thread().name == "first" and not first_is_inside.is_set():
+            first_is_inside.set()
+            second_is_done.wait(30)
+        seen.append(model.training)
+
+    handle = model.register_forward_pre_hook(slow)
+    results = {}
+
+    def first():
+        results["first"] = explain(method(model), images)
+
+    thread = threading.Thread(target=first, name="first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        thread.start()
+        assert first_is_inside.wait(30)
+        results["second"] = explain(method(model), images)
+        assert not any(module.training for module in model.modules())
+        second_is_done.set()
+        thread.join()
+    handle.remove()
+    assert not any(seen)
+    assert [module.training for module in model.modules()] == modes
+    torch.testing.assert_close(results, {"first": expected, "second": expected})
+
+
+def test_a_prior_that_was_used_can_be_copied(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    grid_owner = EfficientPDA(lambda x: x.flatten(1)[:, :3], prior, engine="dense")
+    expected = grid_owner.attribute(images, target=1)
+    for other in (copy.deepcopy(prior), pickle.loads(pickle.dumps(prior))):
+        again = EfficientPDA(lambda x: x.flatten(1)[:, :3], other, engine="dense")
+        torch.testing.assert_close(again.attribute(images, target=1), expected)
+
+
+def test_threads_on_a_model_that_writes_over_its_activations():
+    model = nn.Sequential(make_model()[0], nn.Sigmoid(), nn.Hardtanh(0.4, 0.6, inplace=True))
+    model = nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    images = [make_images(1, 3, 12, 12, seed=seed).float() for seed in range(3)]
+    expected = [explain(GradientPDA(model), image) for image in images]
+
+    def often(image):
+        return [explain(GradientPDA(model), image) for _ in range(10)]
+
+    for found, alone in zip(
+        in_threads(*(lambda image=image: often(image) for image in images)), expected, strict=True
+    ):
+        torch.testing.assert_close(found, [alone] * 10)

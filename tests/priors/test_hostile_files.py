@@ -1,0 +1,357 @@
+"""Files made to fool the one who loads a prior: each is refused in one line, soon, without running
+anything of it and without filling the memory."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import time
+import zipfile
+import zlib
+
+import pytest
+import torch
+from conftest import make_images
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from captum_pda import GaussianPatchPrior
+from captum_pda.priors.gaussian import storage
+
+SECONDS = 10
+MEGABYTES = 300
+
+
+class Trap:
+    """Pickled, it runs code when loaded."""
+
+    def __reduce__(self):
+        return (os._exit, (13,))
+
+
+@pytest.fixture(params=["stationary", "full"])
+def path(request, tmp_path):
+    path = tmp_path / "prior.safetensors"
+    GaussianPatchPrior(5, request.param).fit(make_images(2, 3, 9, 11)).save(path)
+    return path
+
+
+def assert_refused(path, says):
+    """One line that names the file and the reason, soon and in little memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    with pytest.raises(ValueError, match=says) as caught:
+        GaussianPatchPrior.load(path)
+    assert time.process_time() - start < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+    message = str(caught.value)
+    assert message.startswith(f"{path} is not a prior that can be used: ")
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 400
+
+
+# Files of another kind
+
+
+def zip_bomb():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("../../prior/data.pkl", bytes(2**24))
+    return packed.getvalue()
+
+
+def torch_file(content):
+    packed = io.BytesIO()
+    torch.save(content, packed)
+    return packed.getvalue()
+
+
+def with_header(header, data=b""):
+    """A safetensors file with any header at all."""
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(encoded)) + encoded + data
+
+
+def tensor_header(**changes):
+    """The header of one tensor with some of its entries changed."""
+    entry = {"dtype": "F64", "shape": [2, 3], "data_offsets": [0, 48]} | changes
+    return with_header({"range": entry, "__metadata__": {"format": storage.FORMAT}}, bytes(48))
+
+
+CONTENTS = {
+    "empty": b"",
+    "text": b"patch_size: 5\n" * 100,
+    "a pickle that runs code": pickle.dumps(Trap()),
+    "an old pickle that runs code": pickle.dumps(Trap(), protocol=0),
+    "a torch file that runs code": torch_file({"range": Trap()}),
+    "a nested pickle": b"\x80\x04" + b"(" * 10**6 + b".",
+    "a zip bomb": zip_bomb(),
+    "a gzip bomb": gzip.compress(bytes(2**24)),
+    "a deflated stream": zlib.compress(bytes(2**24)),
+    "a header of 2**64 - 1 bytes": b"\xff" * 64,
+    "a header larger than the file": struct.pack("<Q", 10**7) + b"{}",
+    "a header that is no JSON": with_header(b"{'range': nonsense"),
+    "a header that is no UTF-8": with_header(b'{"\xff\xfe": 1}'),
+    "a header of nested lists": with_header(b"[" * 10**6),
+    "a header of nested tables": with_header(b'{"a":' * 10**5),
+    "a header that is a list": with_header([1, 2, 3]),
+    "no metadata": with_header(
+        {"range": {"dtype": "F64", "shape": [2, 3], "data_offsets": [0, 48]}}, bytes(48)
+    ),
+    "a huge shape": tensor_header(shape=[2**40, 2**20]),
+    "a shape beyond 64 bits": tensor_header(shape=[2**63, 2**63]),
+    "a negative shape": tensor_header(shape=[-2, -3]),
+    "offsets beyond the file": tensor_header(data_offsets=[0, 2**40]),
+    "negative offsets": tensor_header(data_offsets=[-48, 0]),
+    "offsets that run backwards": tensor_header(data_offsets=[48, 0]),
+    "a data type that there is not": tensor_header(dtype="PICKLE"),
+    "many thousand names": with_header(
+        {
+            f"../../{'x' * 50}{n}\n": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}
+            for n in range(20_000)
+        }
+        | {"__metadata__": {"format": storage.FORMAT, "version": "1", "settings": "{}"}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_files_of_another_kind(tmp_path, name):
+    path = tmp_path / "prior.safetensors"
+    path.write_bytes(CONTENTS[name])
+    assert_refused(path, ".")
+
+
+def test_truncated_files(path):
+    whole = path.read_bytes()
+    for kept in (1, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:kept])
+        assert_refused(path, ".")
+    path.write_bytes(whole + b"more")
+    assert_refused(path, ".")
+
+
+def test_any_byte_may_be_changed(path):
+    """Refused, or read as other numbers: never anything else."""
+    whole = path.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 300)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            GaussianPatchPrior.load(path)
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - it need not raise
+
+
+# Files of the right kind with other content
+
+
+def rewrite(path, change):
+    """Pass a file's tensors, header and settings through ``change``."""
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    tensors, settings = load_file(path), json.loads(header["settings"])
+    header["settings"] = ""
+    change(tensors, header, settings)
+    header["settings"] = header["settings"] or json.dumps(settings)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, header)
+
+
+def in_settings(**changes):
+    return lambda tensors, header, settings: settings.update(changes)
+
+
+def in_header(**changes):
+    return lambda tensors, header, settings: header.update(changes)
+
+
+CHANGES = {
+    "another format": (in_header(format="other"), "header"),
+    "another version": (in_header(version="99"), "version"),
+    "a version of many characters": (in_header(version="9" * 50_000), "version"),
+    "a version of a million characters": (in_header(version="9" * 10**6), "header"),
+    "settings that are no JSON": (in_header(settings="{"), "."),
+    "settings that are a list": (in_header(settings="[]"), "table"),
+    "settings that are nested": (in_header(settings="[" * 50_000), "."),
+    "settings with a long number": (in_header(settings='{"a": 1' + "0" * 50_000 + "}"), "."),
+    "unknown settings": (in_settings(__class__="os.system"), "."),
+    "a missing setting": (lambda t, h, settings: settings.pop("patch_size"), "."),
+    "a negative patch": (in_settings(patch_size=[-5, -5]), "patch_size"),
+    "a patch of nothing": (in_settings(patch_size=[0, 0]), "patch_size"),
+    "a patch without dimensions": (in_settings(patch_size=[]), "patch_size"),
+    "a patch of many dimensions": (in_settings(patch_size=[2] * 1000), "patch_size"),
+    "a huge patch": (in_settings(patch_size=[10**9, 10**9]), "shape"),
+    "a patch beyond all numbers": (in_settings(patch_size=[10**300, 10**300]), "shape"),
+    "a patch of text": (in_settings(patch_size="55"), "patch_size"),
+    "a patch of true": (in_settings(patch_size=[True, True]), "patch_size"),
+    "an unknown covariance": (in_settings(covariance="../../evil"), "choose one of"),
+    "regularization that is no number": (in_settings(regularization=float("nan")), "regular"),
+    "infinite regularization": (in_settings(regularization=float("inf")), "regular"),
+    "negative regularization": (in_settings(regularization=-1.0), "regular"),
+    "regularization of text": (in_settings(regularization="import os"), "."),
+    "clipping of text": (in_settings(clip_samples="no"), "clip_samples"),
+    "a missing tensor": (lambda tensors, h, s: tensors.pop("range"), "range"),
+    "an extra tensor": (lambda tensors, h, s: tensors.update(extra=torch.zeros(1)), "belong"),
+    "a path for a name": (
+        lambda tensors, h, s: tensors.update({"../../etc/passwd\n": torch.zeros(1)}),
+        "belong",
+    ),
+    "no channels": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 0)), "channels"),
+    "a range without a shape": (lambda tensors, h, s: tensors.update(range=torch.zeros(())), "."),
+    "single precision": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 3)), "F64"),
+    "integers": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 3).long()), "F64"),
+    "a range upside down": (lambda tensors, h, s: tensors["range"][0].add_(1e6), "range"),
+    "a range that is no number": (lambda tensors, h, s: tensors["range"].fill_(torch.nan), "NaN"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_priors_with_other_content(path, name):
+    change, says = CHANGES[name]
+    rewrite(path, change)
+    assert_refused(path, says)
+
+
+MOMENTS = {
+    "stationary": {
+        "NaN": (lambda t: t["products"].fill_(torch.nan), "NaN"),
+        "infinity": (lambda t: t["sums"].fill_(torch.inf), "infinite"),
+        "asymmetric products": (lambda t: t["products"][0, 1].add_(1e6), "symmetric"),
+        "asymmetric counts": (lambda t: t["counts"][0].mul_(0), "symmetric"),
+        "no pixels": (lambda t: t["counts"].zero_(), "no pixels"),
+        "negative counts": (lambda t: t["counts"].neg_(), "no pixels"),
+        "counts below none": (lambda t: t.update(counts=t["counts"] - 100), "pairs"),
+        "more pairs than pixels": (
+            lambda t: (t["counts"][0].mul_(9), t["counts"][-1].mul_(9)),
+            "pairs",
+        ),
+        "negative variances": (lambda t: t["products"].neg_(), "indefinite"),
+        "an indefinite covariance": (
+            lambda t: t["products"][..., 3:6].copy_(t["products"][..., 3:6].flip(-1).neg() * 9),
+            "indefinite|symmetric",
+        ),
+    },
+    "full": {
+        "NaN": (lambda t: t["scatter"].fill_(torch.nan), "NaN"),
+        "infinity": (lambda t: t["mean"].fill_(torch.inf), "infinite"),
+        "asymmetric": (lambda t: t["scatter"][0, 0, 1].add_(1e6), "symmetric"),
+        "no patches": (lambda t: t["count"].zero_(), "no patches"),
+        "negative count": (lambda t: t["count"].neg_(), "no patches"),
+        "negative variances": (lambda t: t["scatter"].neg_(), "indefinite"),
+        "an indefinite covariance": (
+            lambda t: t["scatter"][0].fill_diagonal_(0.0),
+            "indefinite",
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("covariance", "name"), [(kind, name) for kind, cases in MOMENTS.items() for name in cases]
+)
+def test_moments_that_no_images_have(tmp_path, covariance, name):
+    change, says = MOMENTS[covariance][name]
+    path = tmp_path / "prior.safetensors"
+    GaussianPatchPrior(5, covariance).fit(make_images(2, 3, 9, 11)).save(path)
+
+    def spoil(tensors, header, settings):
+        before = {key: tensor.clone() for key, tensor in tensors.items()}
+        change(tensors)
+        assert any(not torch.equal(tensors[key], before[key]) for key in before)
+
+    rewrite(path, spoil)
+    assert_refused(path, says)
+
+
+def test_a_terabyte_of_holes_is_not_read(tmp_path):
+    """A file system keeps zeros for nothing, so a tiny file can hold any size."""
+    path = tmp_path / "prior.safetensors"
+    lags = 2 * 2**16 - 1
+    sizes = {"origin": [1], "products": [1, 1, lags, lags], "sums": [1, lags, lags]}
+    sizes |= {"counts": [lags, lags], "range": [2, 1]}
+    settings = {"patch_size": [2**16] * 2, "covariance": "stationary", "channels": "joint"}
+    header = {
+        "__metadata__": {
+            "format": storage.FORMAT,
+            "version": str(storage.VERSION),
+            "settings": json.dumps(settings | {"regularization": 1e-5, "clip_samples": False}),
+        }
+    }
+    end = 0
+    for name, shape in sizes.items():
+        begin, end = end, end + 8 * torch.Size(shape).numel()
+        header[name] = {"dtype": "F64", "shape": shape, "data_offsets": [begin, end]}
+    content = with_header(header)
+    path.write_bytes(content)
+    try:
+        os.truncate(path, len(content) + end)
+    except OSError:
+        pytest.skip("this file system has no files with holes")
+    assert_refused(path, "bytes")
+
+
+def test_honest_files_are_read(path):
+    images = make_images(2, 3, 9, 11)
+    for image in (images * 0 + 3, images * 1e6, images * 1e-6, images.round()):
+        for covariance in ("stationary", "full"):
+            prior = GaussianPatchPrior(5, covariance).fit(image)
+            prior.save(path, overwrite=True)
+            assert repr(GaussianPatchPrior.load(path)) == repr(prior).replace("(5,", "((5, 5),", 1)
+
+
+# Saving
+
+
+def test_saving_does_not_overwrite_what_comes_in_between(tmp_path, monkeypatch):
+    path = tmp_path / "prior.safetensors"
+    prior = GaussianPatchPrior(5).fit(make_images(2, 3, 9, 11))
+    encode = storage.to_bytes
+
+    def slow(*arguments, **keywords):
+        path.write_text("someone else was faster")
+        return encode(*arguments, **keywords)
+
+    monkeypatch.setattr(storage, "to_bytes", slow)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        prior.save(path)
+    assert path.read_text() == "someone else was faster"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_saving_does_not_follow_a_dangling_link(tmp_path):
+    path = tmp_path / "prior.safetensors"
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        GaussianPatchPrior(5).fit(make_images(2, 3, 9, 11)).save(path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=str)
+@pytest.mark.parametrize("step", ["fsync", "link", "replace"])
+def test_a_save_that_fails_leaves_the_old_file_and_no_half_one(tmp_path, monkeypatch, step, error):
+    path = tmp_path / "prior.safetensors"
+    prior = GaussianPatchPrior(5).fit(make_images(2, 3, 9, 11))
+    overwrite = step == "replace"
+    if overwrite:
+        prior.save(path)
+    before = [file.read_bytes() for file in tmp_path.iterdir()]
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(storage.os, step, fail)
+    if step == "link" and isinstance(error, OSError):  # a file system without links
+        prior.save(path)
+        assert [file.name for file in tmp_path.iterdir()] == [path.name]
+        return
+    with pytest.raises(type(error)):
+        prior.save(path, overwrite=overwrite)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == before
+
+
+def test_long_names(tmp_path):
+    path = tmp_path / ("n" * 240 + ".safetensors")
+    GaussianPatchPrior(5).fit(make_images(2, 3, 9, 11)).save(path)
+    assert path.is_file()

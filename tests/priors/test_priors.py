@@ -1,0 +1,489 @@
+"""Fitting, merging, storing and drawing; what the fills should be is in test_against_reference."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_images
+from torch.utils.data import DataLoader, TensorDataset
+
+from captum_pda import (
+    ConstantPrior,
+    CovarianceError,
+    EmpiricalMeanPrior,
+    GaussianPatchPrior,
+    MarginalPrior,
+    NotFittedError,
+    PatchPrior,
+    WindowGrid,
+)
+from captum_pda.priors.gaussian.conditioning import Conditional
+from captum_pda.priors.gaussian.solved_windows import are_few
+
+GRID = WindowGrid((9, 11), (3, 3), (2, 2))
+SETTINGS = [
+    (covariance, channels)
+    for covariance in ("stationary", "full")
+    for channels in ("joint", "independent")
+]
+
+
+@pytest.fixture(params=SETTINGS, ids=lambda setting: "-".join(setting))
+def settings(request):
+    return dict(zip(("covariance", "channels"), request.param, strict=True))
+
+
+def fill(prior, images):
+    return prior.conditional_mean(images, GRID)
+
+
+def same(first, second, images, tolerance=1e-9):
+    torch.testing.assert_close(
+        fill(first, images), fill(second, images), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_all_ways_to_hand_over_images_fit_the_same(settings, images):
+    data = make_images(6, 3, 9, 11, seed=3)
+    labels = torch.arange(6)
+    whole = GaussianPatchPrior(5, **settings).fit(data)
+    others = [
+        iter(data.split(2)),
+        [(data[:4], labels[:4]), [data[4:], labels[4:]]],
+        DataLoader(TensorDataset(data, labels), batch_size=4),
+        DataLoader(TensorDataset(data), batch_size=1),
+        TensorDataset(data, labels),
+    ]
+    for other in others:
+        same(whole, GaussianPatchPrior(5, **settings).fit(other), images)
+
+
+def test_partial_fits_and_merges_equal_one_fit(settings, images):
+    data = make_images(6, 3, 9, 11, seed=3) + 50
+    small = make_images(3, 3, 7, 8, seed=4) - 20
+    whole = GaussianPatchPrior(5, **settings).fit([data, small])
+    partial = GaussianPatchPrior(5, **settings)
+    for batch in (data[:1], data[1:], small):
+        assert partial.partial_fit(batch) is partial
+    same(whole, partial, images)
+    first = GaussianPatchPrior(5, **settings).fit(data)
+    second = GaussianPatchPrior(5, **settings).fit(small)
+    merged = GaussianPatchPrior(5, **settings).merge(first).merge(second)
+    same(whole, merged, images)
+    same(first, GaussianPatchPrior(5, **settings).fit(data), images, 0)  # merging took a copy
+
+
+def test_fitting_again_forgets_and_a_failed_fit_does_not(images):
+    prior = GaussianPatchPrior(5).fit(images + 5)
+    prior.conditional_mean(images, GRID)
+    same(GaussianPatchPrior(5).fit(images), prior.fit(images), images)
+    with pytest.raises(ValueError, match="NaN"):
+        prior.fit([images + 5, images * torch.nan])
+    same(GaussianPatchPrior(5).fit(images), prior, images)
+
+
+def test_a_failed_partial_fit_leaves_nothing_behind(images):
+    prior = GaussianPatchPrior(10, covariance="full")
+    with pytest.raises(ValueError, match="smaller than the patch"):
+        prior.partial_fit(images)
+    larger = make_images(2, 3, 12, 12)
+    prior.partial_fit(larger)
+    assert prior.n_channels == 3
+
+
+def test_only_like_merges_with_like(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    for other in (
+        GaussianPatchPrior(6).fit(images),
+        GaussianPatchPrior(5, covariance="full").fit(images),
+        GaussianPatchPrior(5, channels="independent").fit(images),
+        GaussianPatchPrior(5).fit(images[:, :2]),
+    ):
+        with pytest.raises(ValueError, match="same settings"):
+            prior.merge(other)
+    with pytest.raises(TypeError, match="GaussianPatchPrior"):
+        prior.merge(ConstantPrior())
+
+
+def test_fitting_shows_progress(images, capsys):
+    GaussianPatchPrior(5).fit(list(images.split(1)), show_progress=True)
+    assert "2/2" in capsys.readouterr().err
+    GaussianPatchPrior(5).fit(images)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_data_may_be_far_from_zero(images):
+    near = GaussianPatchPrior(5).fit(images)
+    far = GaussianPatchPrior(5).fit(images + 1e6)
+    torch.testing.assert_close(fill(far, images + 1e6) - 1e6, fill(near, images), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.7, -1e5])
+def test_a_constant_image_is_filled_with_itself(settings, value):
+    image = torch.full((1, 3, 9, 11), value, dtype=torch.float64)
+    prior = GaussianPatchPrior(5, **settings).fit(image)
+    torch.testing.assert_close(fill(prior, image), torch.full_like(fill(prior, image), value))
+    samples = prior.sample(image, GRID, 3)
+    torch.testing.assert_close(samples, torch.full_like(samples, value), rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_as_large_as_the_image_gets_the_mean(images):
+    prior = GaussianPatchPrior(20).fit(images)
+    grid = WindowGrid((9, 11), (9, 11), (1, 1))
+    mean = images.mean(dim=(0, 2, 3)).reshape(3, 1, 1).expand(1, 3, 9, 11)
+    torch.testing.assert_close(prior.conditional_mean(images[:1], grid)[0], mean)
+    assert prior.sample(images[:1], grid, 2).isfinite().all()
+
+
+def test_generators_make_samples_reproducible(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    draws = [
+        prior.sample(images, GRID, 4, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
+    ]
+    assert draws[0].shape == (4, 2, len(GRID), 3, 3, 3)
+    torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=0)
+    assert not torch.equal(draws[0], draws[2])
+    torch.manual_seed(0)
+    first = prior.sample(images, GRID, 1)
+    assert not torch.equal(first, prior.sample(images, GRID, 1))
+
+
+def test_samples_are_clipped_to_the_fitted_range_by_choice(images):
+    images = images.clamp(-1, 1)
+    plain = GaussianPatchPrior(5).fit(images).sample(images, GRID, 20)
+    assert plain.abs().max() > 1
+    clipping = GaussianPatchPrior(5, clip_samples=True)
+    for channel, scale in enumerate((1.0, 2.0, 0.5)):
+        images[:, channel] *= scale
+    clipped = clipping.fit(images[:1]).partial_fit(images[1:]).sample(images, GRID, 20)
+    for channel in range(3):
+        own = images[:, channel]
+        assert clipped[:, :, :, channel].min() >= own.min()
+        assert clipped[:, :, :, channel].max() <= own.max()
+        torch.testing.assert_close(clipped[:, :, :, channel].max(), own.max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_fills_have_the_dtype_of_the_inputs(images, dtype):
+    prior = GaussianPatchPrior(5).fit(images)
+    filled = fill(prior, images.to(dtype))
+    assert filled.dtype == dtype
+    expected = fill(prior, images.to(dtype).double())
+    tolerance = 30 * torch.finfo(dtype).eps
+    torch.testing.assert_close(filled.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_few_and_many_windows_give_the_same_fills(images):
+    """Few windows are solved for, many share an operator: the answers must not differ."""
+    prior = GaussianPatchPrior(5).fit(images)
+    many = WindowGrid((9, 11), (3, 3), (1, 1))
+    few = WindowGrid((9, 11), (3, 3), (2, 2))
+    sizes = [
+        {group.offset: group.in_whole_grid for group in g.outer_patches((5, 5))}
+        for g in (many, few)
+    ]
+    assert sizes[0][1, 1] >= 9 > sizes[1][1, 1]
+    places = many.corner_array.tolist()
+    same_places = [places.index(corner) for corner in few.corner_array.tolist()]
+    torch.testing.assert_close(
+        prior.conditional_mean(images, few),
+        prior.conditional_mean(images, many)[:, same_places],
+        rtol=1e-9,
+        atol=1e-9,
+    )
+
+
+def test_windows_may_be_asked_for_in_parts(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    parts = [prior.conditional_mean(images, chunk) for chunk in GRID.chunks(3)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), fill(prior, images))
+
+
+def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
+    prior = GaussianPatchPrior(5).fit(images)
+    grid = WindowGrid((9, 11), (3, 3), (1, 1))
+    expected = prior.conditional_mean(images, grid)
+    gathered = []
+    from captum_pda.priors.gaussian import fills as gaussian_fills
+
+    original = gaussian_fills.block_pixels
+
+    def watched(*arguments):
+        numbers = original(*arguments)
+        gathered.append(numbers.numel())
+        return numbers
+
+    monkeypatch.setattr(gaussian_fills, "block_pixels", watched)
+    monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 2 * 4)
+    torch.testing.assert_close(prior.conditional_mean(images, grid), expected)
+    assert max(gathered) == 25 * 4
+
+
+def test_operators_are_remembered_within_bounds(images, monkeypatch):
+    monkeypatch.setattr("captum_pda.priors.gaussian.fills.REMEMBERED_VALUES", 5000)
+    prior = GaussianPatchPrior(5).fit(images)
+    expected = GaussianPatchPrior(5).fit(images).sample(images, GRID, 2, seeded())
+    torch.testing.assert_close(prior.sample(images, GRID, 2, seeded()), expected)
+    held = prior._fills._remembered
+    assert sum(operators.size for operators in held.values()) <= 5000
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+class AlmostACovariance:
+    """Two places with variance 1 and a correlation beyond 1: the lowest eigenvalue is -excess."""
+
+    def __init__(self, excess):
+        self.matrix = torch.tensor([[[1.0, 1 + excess], [1 + excess, 1.0]]], dtype=torch.float64)
+
+    def mean(self, places):
+        return torch.zeros(1, len(places), dtype=torch.float64)
+
+    def covariance(self, first, second):
+        return self.matrix
+
+    def variance(self):
+        return torch.ones(1, dtype=torch.float64)
+
+    def rounding(self):
+        return torch.zeros(1, dtype=torch.float64)
+
+
+def test_a_covariance_that_is_not_positive_gets_more_loading_then_an_error():
+    places = np.array([[0], [1]])
+    with pytest.warns(UserWarning, match="loading 10-fold") as caught:
+        factor = Conditional(AlmostACovariance(5e-3), places, places, 1e-3)._ring_factor
+    assert len(caught) == 1
+    loaded = AlmostACovariance(5e-3).matrix + 1e-2 * torch.eye(2)
+    torch.testing.assert_close(factor @ factor.mT, loaded)
+    with (
+        pytest.warns(UserWarning, match="fold"),
+        pytest.raises(CovarianceError, match="more images"),
+    ):
+        _ = Conditional(AlmostACovariance(1e3), places, places, 1e-3)._ring_factor
+
+
+def test_a_fit_survives_a_file(settings, images, tmp_path):
+    path = tmp_path / "prior.safetensors"
+    prior = GaussianPatchPrior((5, 6), regularization=1e-3, clip_samples=True, **settings)
+    prior.fit(images).save(path)
+    loaded = GaussianPatchPrior.load(path)
+    same(prior, loaded, images, 0)
+    torch.testing.assert_close(
+        loaded.sample(images, GRID, 3, seeded()),
+        prior.sample(images, GRID, 3, seeded()),
+        rtol=0,
+        atol=0,
+    )
+    assert repr(loaded) == repr(prior)
+    same(prior.partial_fit(images + 1), loaded.partial_fit(images + 1), images)
+    assert [file.name for file in tmp_path.iterdir()] == ["prior.safetensors"]
+
+
+def test_saved_files_are_as_readable_as_others(images, tmp_path):
+    (tmp_path / "other").touch()
+    GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
+    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    assert len(modes) == 1
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        GaussianPatchPrior(5).fit(images).save(tmp_path / "missing" / "prior.safetensors")
+
+
+def test_saving_does_not_overwrite_by_surprise(images, tmp_path):
+    path = tmp_path / "prior.safetensors"
+    prior = GaussianPatchPrior(5).fit(images)
+    prior.save(path)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        prior.save(path)
+    prior.fit(images + 1).save(path, overwrite=True)
+    same(prior, GaussianPatchPrior.load(path), images, 0)
+
+
+def test_a_failed_save_leaves_nothing(images, tmp_path, monkeypatch):
+    def fail(*arguments, **keywords):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("captum_pda.priors.gaussian.storage.to_bytes", fail)
+    with pytest.raises(OSError, match="disk full"):
+        GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prior_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no prior"):
+        GaussianPatchPrior.load(tmp_path / "prior.safetensors")
+
+
+def test_moving_a_fit(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    assert prior.to("cpu") is prior
+    assert prior.device == torch.device("cpu")
+    assert MarginalPrior().fit(images).to("cpu").conditional_mean(images, GRID).isfinite().all()
+
+
+def test_unfitted_priors_say_what_to_do(images, tmp_path):
+    for prior in (GaussianPatchPrior(5), MarginalPrior()):
+        with pytest.raises(NotFittedError, match="fit"):
+            prior.conditional_mean(images, GRID)
+        with pytest.raises(NotFittedError, match="fit"):
+            prior.sample(images, GRID, 2)
+        with pytest.raises(NotFittedError, match="fit"):
+            prior.to("cpu")
+        assert "not fitted" in repr(prior)
+    with pytest.raises(NotFittedError, match="fit"):
+        GaussianPatchPrior(5).save(tmp_path / "prior.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"patch_size": 0}, ValueError, "patch_size=0"),
+        ({"patch_size": 2.5}, TypeError, "patch_size"),
+        ({"patch_size": 5, "covariance": "diagonal"}, ValueError, "'stationary', 'full'"),
+        ({"patch_size": 5, "channels": "rgb"}, ValueError, "'joint', 'independent'"),
+        ({"patch_size": 5, "regularization": 0.0}, ValueError, "regularization"),
+    ],
+)
+def test_settings_that_make_no_sense(arguments, error, says):
+    with pytest.raises(error, match=says):
+        GaussianPatchPrior(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "says"),
+    [
+        (3, TypeError, "DataLoader"),
+        ([], ValueError, "no batches"),
+        ([["text"]], TypeError, "tensor"),
+        ([(torch.zeros(3, 9, 9), 4)], TypeError, "DataLoader"),
+        ([{"image": torch.zeros(1, 3, 9, 9)}], TypeError, "image"),
+        (torch.zeros(2, 3, 9, 9, dtype=torch.uint8), TypeError, "float"),
+        (torch.zeros(3, 9), ValueError, "N, C"),
+        (torch.full((1, 3, 9, 9), torch.inf), ValueError, "infinite"),
+        ([torch.zeros(1, 3, 9, 9), torch.zeros(1, 2, 9, 9)], ValueError, "3 channels"),
+    ],
+)
+def test_data_that_cannot_be_fitted(data, error, says):
+    with pytest.raises(error, match=says):
+        GaussianPatchPrior(5).fit(data)
+
+
+def test_fills_that_cannot_be_had(images):
+    prior = GaussianPatchPrior(3).fit(images)
+    with pytest.raises(ValueError, match="patch_size beyond 3"):
+        prior.conditional_mean(images, GRID)
+    for window in ((3, 11), (9, 11)):
+        with pytest.raises(ValueError, match="patch_size beyond 11"):
+            GaussianPatchPrior(6).fit(images).conditional_mean(
+                images, WindowGrid((9, 11), window, (1, 1))
+            )
+    with pytest.raises(ValueError, match="2 spatial dimensions"):
+        GaussianPatchPrior(5).fit(images).conditional_mean(
+            images.flatten(2), WindowGrid((99,), (3,), (1,))
+        )
+    with pytest.raises(ValueError, match="fitted on 3 channels"):
+        GaussianPatchPrior(5).fit(images).conditional_mean(images[:, :2], GRID)
+    with pytest.raises(ValueError, match="smaller than the patch"):
+        GaussianPatchPrior(10, covariance="full").fit(images)
+    with pytest.raises(ValueError, match="2 entries"):
+        GaussianPatchPrior((5, 5)).fit(images.flatten(2))
+
+
+def test_sizes_out_of_reach_are_named(images, monkeypatch):
+    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_VALUES", 40)
+    prior = GaussianPatchPrior(5).fit(images)
+    with pytest.raises(ValueError, match="smaller patch_size"):
+        prior.conditional_mean(images, GRID)
+    small = GaussianPatchPrior((4, 4)).fit(images)
+    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_VALUES", 22)
+    with pytest.raises(ValueError, match="EfficientPDA"):
+        small.sample(images, GRID, 1)
+
+
+def test_constants_of_every_shape(images):
+    number = ConstantPrior(0.5).conditional_mean(images, GRID)
+    assert number.shape == (2, len(GRID), 3, 3, 3)
+    assert (number == 0.5).all()
+    each = ConstantPrior(torch.tensor([1.0, 2.0, 3.0])).conditional_mean(images, GRID)
+    assert each[1, 4, :, 0, 0].tolist() == [1, 2, 3]
+    baseline = make_images(3, 9, 11)
+    whole = ConstantPrior(baseline).conditional_mean(images, GRID)
+    row, column = GRID.corner_array[7]
+    torch.testing.assert_close(whole[1, 7], baseline[:, row : row + 3, column : column + 3])
+    torch.testing.assert_close(ConstantPrior(baseline).sample(images, GRID, 2)[1], whole)
+    with pytest.raises(ValueError, match="3 numbers"):
+        ConstantPrior(torch.zeros(2)).conditional_mean(images, GRID)
+
+
+def test_marginal_needs_one_shape(images):
+    with pytest.raises(ValueError, match="one shape"):
+        MarginalPrior().fit([images, images[..., :-1]])
+    with pytest.raises(ValueError, match="fitted on images of shape"):
+        MarginalPrior().fit(images).conditional_mean(
+            images[..., :-1], WindowGrid((9, 10), (3, 3), (1, 1))
+        )
+
+
+def test_the_empirical_mean_follows_its_generator(images):
+    prior = GaussianPatchPrior(5).fit(images)
+    noisy = [EmpiricalMeanPrior(prior, 7, generator) for generator in (seeded(), seeded(), None)]
+    fills = [fill(prior, images) for prior in noisy]
+    torch.testing.assert_close(fills[0], fills[1], rtol=0, atol=0)
+    torch.testing.assert_close(fill(noisy[0], images), fills[0], rtol=0, atol=0)
+    assert not torch.allclose(fills[0], fills[2])
+    generator = torch.Generator().manual_seed(0)
+    many = EmpiricalMeanPrior(prior, 4000, generator)
+    torch.testing.assert_close(fill(many, images), fill(prior, images), rtol=0, atol=0.3)
+    torch.testing.assert_close(
+        noisy[0].sample(images, GRID, 2, seeded()), prior.sample(images, GRID, 2, seeded())
+    )
+    with pytest.raises(ValueError, match="n_samples"):
+        EmpiricalMeanPrior(prior, 0)
+
+
+def test_the_empirical_mean_of_many_large_values_in_half_precision(images):
+    many = EmpiricalMeanPrior(ConstantPrior(-1000.0), 500)
+    fills = many.conditional_mean(images.half(), GRID)
+    torch.testing.assert_close(fills, torch.full_like(fills, -1000.0))
+
+
+def test_every_prior_follows_the_protocol(images):
+    for prior in (
+        GaussianPatchPrior(5).fit(images),
+        MarginalPrior().fit(images),
+        ConstantPrior(),
+        EmpiricalMeanPrior(ConstantPrior()),
+    ):
+        assert isinstance(prior, PatchPrior)
+        assert fill(prior, images).shape == (2, len(GRID), 3, 3, 3)
+        assert prior.sample(images, GRID, 4, seeded()).shape == (4, 2, len(GRID), 3, 3, 3)
+        assert type(prior).__name__ in repr(prior)
+
+
+def test_fills_do_not_depend_on_what_was_filled_before():
+    """With another stride, windows at the same place of their patch are filled in another way."""
+    large = make_images(1, 3, 40, 40)
+    dense, sparse = (WindowGrid((40, 40), (3, 3), (stride, stride)) for stride in (1, 3))
+    prior = GaussianPatchPrior(7).fit(large)
+    expected = prior.conditional_mean(large, sparse), prior.sample(large, sparse, 2, seeded())
+    prior = GaussianPatchPrior(7).fit(large)
+    prior.conditional_mean(large, dense)
+    prior.sample(large, dense, 2)
+    assert torch.equal(prior.conditional_mean(large, sparse), expected[0])
+    assert torch.equal(prior.sample(large, sparse, 2, seeded()), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("windows", "ring", "window", "drawing", "expected"),
+    [
+        (10, 672, 300, False, True),
+        (1000, 672, 300, False, False),
+        (10, 1728, 3072, True, True),
+        (1, 672, 300, True, True),
+        (1000, 672, 300, True, False),
+        (1000, 8, 4, True, False),
+    ],
+)
+def test_matrices_are_made_where_windows_repay_them(windows, ring, window, drawing, expected):
+    assert are_few(windows, ring, window, drawing) is expected

@@ -1,0 +1,201 @@
+"""Where windows lie, and how their values come back to pixels."""
+
+import numpy as np
+import pytest
+import torch
+
+from captum_pda import WindowGrid
+from captum_pda.regions.arguments import make_grids
+from captum_pda.regions.window_grid import block_pixels
+
+GRIDS = [
+    WindowGrid((7,), (3,), (2,)),
+    WindowGrid((10,), (4,), (3,)),
+    WindowGrid((5, 8), (5, 3), (1, 2)),
+    WindowGrid((6, 7), (2, 3), (2, 3)),
+    WindowGrid((4, 5, 6), (2, 3, 4), (1, 2, 3)),
+    WindowGrid((3, 3), (1, 1), (1, 1)),
+    WindowGrid((3, 3), (3, 3), (2, 2)),
+]
+
+
+def slices(grid: WindowGrid):
+    for corner in grid.corners.tolist():
+        yield tuple(
+            slice(start, start + width) for start, width in zip(corner, grid.window, strict=True)
+        )
+
+
+def test_the_last_window_is_moved_back_to_the_border():
+    grid = WindowGrid((10, 7), (4, 3), (4, 3))
+    assert [starts.tolist() for starts in grid.starts] == [[0, 4, 6], [0, 3, 4]]
+
+
+def test_a_stride_that_fits_adds_no_window_twice():
+    assert WindowGrid((10,), (4,), (3,)).corners.tolist() == [[0], [3], [6]]
+
+
+def test_windows_are_in_row_major_order():
+    assert WindowGrid((3, 3), (2, 2), (1, 1)).corners.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_every_pixel_is_covered_by_whole_windows(grid: WindowGrid):
+    counts = torch.zeros(grid.space)
+    for place in slices(grid):
+        assert counts[place].shape == grid.window
+        counts[place] += 1
+    assert counts.min() >= 1
+    torch.testing.assert_close(grid.coverage().float(), counts)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_averaging_is_a_mean_over_covering_windows(grid: WindowGrid):
+    values = torch.randn(2, len(grid), dtype=torch.float64)
+    total, counts = torch.zeros(2, *grid.space).double(), torch.zeros(grid.space).double()
+    for number, place in enumerate(slices(grid)):
+        total[(slice(None), *place)] += values[:, number].reshape(2, *[1] * len(grid.space))
+        counts[place] += 1
+    torch.testing.assert_close(grid.average(values), total / counts)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_pixels_and_their_sums(grid: WindowGrid):
+    values = torch.randn(len(grid), 2, *grid.window, dtype=torch.float64)
+    total = torch.zeros(2, *grid.space).double()
+    for number, place in enumerate(slices(grid)):
+        total[(slice(None), *place)] += values[number]
+    torch.testing.assert_close(grid.sum_pixels(values), total)
+    numbers = torch.arange(int(np.prod(grid.space))).reshape(grid.space)
+    expected = torch.stack([numbers[place].flatten() for place in slices(grid)])
+    torch.testing.assert_close(grid.pixels(), expected)
+
+
+def test_a_value_that_is_not_finite_stays_where_its_window_is():
+    grid = WindowGrid((9,), (3,), (1,))
+    values = torch.zeros(1, len(grid))
+    values[0, 0] = torch.nan
+    assert grid.average(values).isnan()[0].tolist() == [True] * 3 + [False] * 6
+
+
+def test_slices_are_grids_and_know_their_place():
+    grid = WindowGrid((9, 9), (3, 3), (2, 2))
+    part = grid[5:9]
+    assert len(part) == 4
+    assert part.first == 5
+    torch.testing.assert_close(part.corners, grid.corners[5:9])
+    assert part[1:3].first == 6
+    chunks = list(grid.chunks(7))
+    assert [len(chunk) for chunk in chunks] == [7, 7, 2]
+    torch.testing.assert_close(torch.cat([chunk.corners for chunk in chunks]), grid.corners)
+
+
+@pytest.mark.parametrize("wrong", [3, slice(0, 4, 2)])
+def test_a_grid_takes_plain_slices_only(wrong):
+    with pytest.raises((TypeError, ValueError), match="slice"):
+        WindowGrid((9,), (3,), (1,))[wrong]
+
+
+def test_windows_that_do_not_fit_and_parts_that_are_no_map():
+    with pytest.raises(ValueError, match="does not fit"):
+        WindowGrid((5,), (10,), (1,))
+    with pytest.raises(ValueError, match="whole grid"):
+        WindowGrid((9,), (3,), (1,))[:3].average(torch.zeros(3))
+
+
+@pytest.mark.parametrize("patch", [(5, 5), (6, 4), (20, 5)])
+def test_outer_patches_are_centred_and_moved_inside(patch):
+    grid = WindowGrid((9, 10), (3, 2), (2, 3))
+    fitted = np.minimum(patch, grid.space)
+    seen = []
+    for group in grid.outer_patches(patch):
+        for member, corner in zip(group.members, group.corners, strict=True):
+            window = grid.corner_array[member]
+            centred = window - (fitted - grid.window) // 2
+            inside = np.clip(centred, 0, np.subtract(grid.space, fitted))
+            assert corner.tolist() == inside.tolist()
+            assert group.offset == tuple(window - corner)
+            seen.append(member)
+        assert group.in_whole_grid == len(group.members)
+    assert sorted(seen) == list(range(len(grid)))
+
+
+def test_groups_of_a_slice_count_the_whole_grid():
+    grid = WindowGrid((9, 10), (3, 2), (1, 1))
+    whole = {group.offset: len(group.members) for group in grid.outer_patches((5, 5))}
+    for group in grid[3:11].outer_patches((5, 5)):
+        assert group.in_whole_grid == whole[group.offset]
+
+
+def test_block_pixels_are_flat_numbers():
+    assert block_pixels(np.array([[1, 2]]), (2, 2), (4, 5)).tolist() == [[7, 8, 12, 13]]
+
+
+def grid_for(shape, window=None, stride=None) -> WindowGrid:
+    return make_grids((torch.zeros(shape),), window, stride)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "stride"),
+    [
+        ((1, 3, 224, 224), (10, 10), (2, 2)),
+        ((1, 1, 28, 28), (4, 4), (1, 1)),
+        ((1, 1, 63, 224), (4, 4), (1, 1)),
+        ((1, 2, 100), (10,), (2,)),
+        ((1, 1, 64, 64, 70), (10, 10, 10), (2, 2, 2)),
+        ((1, 1, 3, 9), (3, 4), (1, 1)),
+    ],
+)
+def test_default_windows_and_strides(shape, window, stride):
+    grid = grid_for(shape)
+    assert (grid.window, grid.strides) == (window, stride)
+
+
+@pytest.mark.parametrize("window", [4, (4, 4), (3, 4, 4), [4, 4], np.int64(4)])
+@pytest.mark.parametrize("stride", [2, (2, 2), (3, 2, 2), [2, 2]])
+def test_ints_spatial_tuples_and_full_tuples_mean_the_same(window, stride):
+    assert grid_for((1, 3, 9, 9), window, stride) == WindowGrid((9, 9), (4, 4), (2, 2))
+
+
+def test_each_tensor_of_several_has_its_own_windows():
+    tensors = (torch.zeros(1, 3, 9, 9), torch.zeros(1, 2, 12))
+    assert [grid.window for grid in make_grids(tensors, 3, None)] == [(3, 3), (3,)]
+    assert [grid.window for grid in make_grids(tensors, ((3, 4), 5), (1, 2))] == [(3, 4), (5,)]
+    assert [grid.strides for grid in make_grids(tensors, ((3, 4), 5), (1, 2))] == [(1, 1), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "error", "says"),
+    [
+        (12, None, ValueError, "larger than the input"),
+        ((3, 12), None, ValueError, "larger than the input"),
+        (3, 4, ValueError, "at most 3"),
+        (0, None, ValueError, "positive"),
+        (3, 0, ValueError, "positive"),
+        ((1, 3, 3), None, ValueError, "covers 1 of 3 channels"),
+        ((3,), None, ValueError, "entries"),
+        ((3, 3, 3, 3), None, ValueError, "entries"),
+        (2.5, None, TypeError, "int"),
+        (True, None, TypeError, "int"),
+        ("3", None, TypeError, "int"),
+        (((3, 3), (3, 3)), None, ValueError, "2 entries for 1 input"),
+    ],
+)
+def test_windows_that_make_no_sense(window, stride, error, says):
+    with pytest.raises(error, match=says):
+        grid_for((1, 3, 9, 9), window, stride)
+
+
+def test_a_stride_may_exceed_a_window_that_covers_the_axis():
+    assert grid_for((1, 3, 9, 4), (3, 4), (3, 9)).shape == (3, 1)
+
+
+def test_picked_windows_are_those_of_the_grid():
+    grid = WindowGrid((12, 9), (4, 3), (2, 2))
+    picked = grid[5:].pick([7, 0, 2])
+    assert len(picked) == 3
+    assert picked.first == 12
+    assert np.array_equal(picked.corner_array, grid.corner_array[[12, 5, 7]])
+    assert np.array_equal(picked[1:].corner_array, grid.corner_array[[5, 7]])
+    with pytest.raises(ValueError, match="whole grid"):
+        picked.average(torch.zeros(3))
