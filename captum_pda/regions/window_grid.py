@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Integers = npt.NDArray[np.int64]
+from captum_pda.regions.protocol import Integers, block_pixels
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,19 @@ class WindowGrid:
         return tuple(len(starts) for starts in self.starts)
 
     @property
+    def size(self) -> tuple[int, ...]:
+        """The window's shape."""
+        return self.window
+
+    @property
+    def hidden(self) -> None:
+        """All pixels of a window are hidden."""
+
+    def boxes(self, example: int) -> tuple[WindowGrid]:
+        """The windows, which are the same for every example."""
+        return (self,)
+
+    @property
     def first(self) -> int:
         """The number of the first window, counted in the whole grid."""
         return self.selected[0] if self.selected else 0
@@ -120,7 +132,7 @@ class WindowGrid:
         return torch.from_numpy(self.corner_array)
 
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
-        """The flat numbers of each window's pixels in the input, (W, pixels of a window)."""
+        """The flat numbers of each window's pixels in the input, (W, pixels per window)."""
         return block_pixels(self.corner_array, self.window, self.space, device)
 
     def outer_patches(self, patch: tuple[int, ...]) -> Iterator[OuterPatchGroup]:
@@ -153,7 +165,7 @@ class WindowGrid:
         """Give each pixel the mean of the values of the windows that cover it.
 
         Args:
-            values: (..., W), one value a window of the whole grid.
+            values: (..., W), one value per window of the whole grid.
 
         Returns:
             (..., *space).
@@ -198,25 +210,6 @@ class WindowGrid:
         flat = values.flatten(2).transpose(0, 1).flatten(1)
         total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
         return total.reshape(-1, *self.space)
-
-
-def block_pixels(
-    corners: Integers,
-    block: tuple[int, ...],
-    space: tuple[int, ...],
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """The flat pixel numbers of blocks of one shape at several corners, (blocks, pixels)."""
-    within = np.indices(block).reshape(len(block), -1).T
-    weights = row_major_steps(space)
-    flat = (corners @ weights)[:, None] + within @ weights
-    return torch.from_numpy(flat).to(device)
-
-
-def row_major_steps(shape: tuple[int, ...]) -> Integers:
-    """How far apart neighbours along each axis are in the flat numbers of a shape's places."""
-    steps: Integers = np.cumprod((1, *shape[:0:-1]))[::-1]
-    return steps
 
 
 def _patch_corners(

@@ -6,7 +6,7 @@ import torch
 
 from captum_pda import WindowGrid
 from captum_pda.regions.arguments import make_grids
-from captum_pda.regions.window_grid import block_pixels
+from captum_pda.regions.protocol import block_pixels
 
 GRIDS = [
     WindowGrid((7,), (3,), (2,)),

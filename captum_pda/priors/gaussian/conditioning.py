@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda.errors import CovarianceError, warn_user
 from captum_pda.priors.gaussian.moments import Moments
-from captum_pda.regions.window_grid import Integers
+from captum_pda.regions.protocol import Integers
 
 #: The most values whose covariance is factored (2 GiB in double precision).
 MOST_VALUES = 16384

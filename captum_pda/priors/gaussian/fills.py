@@ -19,7 +19,8 @@ from captum_pda.priors.gaussian.conditioning import (
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.operator_windows import ManyWindows
 from captum_pda.priors.gaussian.solved_windows import VERY_FEW, FewWindows, WholePatches, are_few
-from captum_pda.regions.window_grid import Integers, OuterPatchGroup, WindowGrid, block_pixels
+from captum_pda.regions.protocol import Integers, block_pixels
+from captum_pda.regions.window_grid import OuterPatchGroup, WindowGrid
 
 #: Values of matrices that are kept between calls (128 MiB in single precision), beside the factor
 #: of the last whole patch.

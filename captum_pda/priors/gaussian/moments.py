@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from captum_pda.regions.window_grid import Integers
+from captum_pda.regions.protocol import Integers
 
 #: Values of a patch whose covariance is factored to see whether it is one.
 CHECKED_VALUES = 1024

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from captum_pda.priors.gaussian.moments import Moments
-from captum_pda.regions.window_grid import Integers
+from captum_pda.regions.protocol import Integers
 
 
 class PatchMoments(Moments):

@@ -1,0 +1,106 @@
+"""What regions are: places of an input that are hidden one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+Integers = npt.NDArray[np.int64]
+
+
+class Windows(Protocol):
+    """Regions in boxes of one shape, as priors fill them and engines run them."""
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The input's spatial shape."""
+        ...
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """The shape of every box."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The number of the first region among all that these are part of."""
+        ...
+
+    @property
+    def corner_array(self) -> Integers:
+        """The first pixel of each box, (W, dims)."""
+        ...
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """Which pixels of each box are hidden, (W, *window); None hides all of them."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, numbers: slice) -> Self: ...
+
+    def pick(self, numbers: Iterable[int]) -> Self:
+        """Some of these regions, in this order."""
+        ...
+
+    def pixels(self, device: torch.device | str = "cpu") -> Tensor:
+        """The flat numbers of each box's pixels in the input, (W, pixels per box)."""
+        ...
+
+
+class Regions(Protocol):
+    """All regions of an input, and how their values become a map.
+
+    A WindowGrid is the first of its kind; FeatureMaskRegions is another. Regions are numbered, and
+    ``boxes`` gives them in that order, in consecutive groups whose boxes have one shape.
+    """
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """The input's spatial shape."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """What to call the regions by: the window's shape, or the mean extent of other regions."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def boxes(self, example: int) -> Sequence[Windows]:
+        """The regions of an example, in groups whose boxes have one shape."""
+        ...
+
+    def average(self, values: Tensor) -> Tensor:
+        """Give each pixel the mean of the values (N, W) of the regions that hold it, (N, *space)."""
+        ...
+
+    def coverage(self, device: torch.device | str = "cpu") -> Tensor:
+        """How many regions hold each pixel, (1 or N, *space)."""
+        ...
+
+
+def row_major_steps(shape: tuple[int, ...]) -> Integers:
+    """How far apart neighbours along each axis are in the flat numbers of a shape's places."""
+    steps: Integers = np.cumprod((1, *shape[:0:-1]))[::-1]
+    return steps
+
+
+def block_pixels(
+    corners: Integers,
+    block: tuple[int, ...],
+    space: tuple[int, ...],
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The flat pixel numbers of blocks of one shape at several corners, (blocks, pixels)."""
+    within = np.indices(block).reshape(len(block), -1).T
+    steps = row_major_steps(space)
+    flat = (corners @ steps)[:, None] + within @ steps
+    return torch.from_numpy(flat).to(device)
