@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.engines import BatchSize
+from captum_pda.engines import BatchLoop, BatchSize
 from captum_pda.prediction.inputs import check_choice, check_count, check_images
 from captum_pda.prediction.measures import measure_for
 from captum_pda.prediction.model_call import ModelCall, evaluation_mode
@@ -108,10 +108,10 @@ def faithfulness_curves(
         columns = watched_columns(target, readout.every(outputs), shape, output, "target")
         for number, column in enumerate(columns):
             present, missing = inputs[number : number + 1], absent[number : number + 1]
-            rows = batch_size.rows_for(present)
             predict = _predictor(call.for_example(number, 0), readout, column)
-            deletion.append(_curve(predict, present, missing, ranks[number], counts, rows))
-            insertion.append(_curve(predict, missing, present, ranks[number], counts, rows))
+            loop = BatchLoop(batch_size, present)
+            deletion.append(_curve(loop, predict, _Path(present, missing, ranks[number]), counts))
+            insertion.append(_curve(loop, predict, _Path(missing, present, ranks[number]), counts))
     fractions = (counts / n_pixels).to(deletion[0].dtype)
     return FaithfulnessCurves(fractions, torch.stack(deletion), torch.stack(insertion))
 
@@ -124,21 +124,28 @@ def _predictor(
     return lambda copies: prediction(readout.column(forward(copies), column)[:, 0])
 
 
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """From one image to another, pixel by pixel in the order of ``ranks`` (pixels,)."""
+
+    start: Tensor
+    end: Tensor
+    ranks: Tensor
+
+    def at(self, counts: Tensor) -> Tensor:
+        """The images with so many pixels changed, (counts, C, *space)."""
+        changed = (self.ranks < counts[:, None]).view(len(counts), 1, *self.start.shape[2:])
+        return torch.where(changed, self.end, self.start)
+
+
 def _curve(
-    predict: Callable[[Tensor], Tensor],
-    start: Tensor,
-    end: Tensor,
-    ranks: Tensor,
-    counts: Tensor,
-    rows: int,
+    loop: BatchLoop, predict: Callable[[Tensor], Tensor], path: _Path, counts: Tensor
 ) -> Tensor:
-    """The predictions with the first pixels by rank as in ``end`` and the others as in ``start``,
-    for every count of pixels."""
-    predictions = []
-    for some in torch.split(counts, rows):
-        changed = (ranks < some[:, None]).view(len(some), 1, *start.shape[2:])
-        predictions.append(predict(torch.where(changed, end, start)))
-    return torch.cat(predictions)
+    """The predictions along a path, for every count of changed pixels."""
+    predictions = loop.run(
+        len(counts), lambda rows: predict(path.at(counts[torch.from_numpy(rows)]))[:, None]
+    )
+    return predictions[:, 0]
 
 
 def _ranks(attributions: Tensor, inputs: Tensor) -> Tensor:

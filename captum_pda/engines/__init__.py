@@ -1,5 +1,6 @@
 """Engines run a model on an example with each window replaced."""
 
+from captum_pda.engines.batch_loop import BatchLoop
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
@@ -10,6 +11,7 @@ from captum_pda.engines.select import ENGINES, engine_for
 
 __all__ = [
     "ENGINES",
+    "BatchLoop",
     "BatchSize",
     "DenseEngine",
     "Engine",

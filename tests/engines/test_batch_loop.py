@@ -1,0 +1,99 @@
+"""The loop that engines and diagnostics share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_images
+from torch import Tensor
+
+from captum_pda import diagnostics
+from captum_pda.engines import BatchLoop, BatchSize
+
+IMAGE = make_images(1, 3, 6, 5)
+
+
+def numbers(rows: np.ndarray) -> Tensor:
+    return torch.from_numpy(rows)[:, None].double()
+
+
+def test_results_stand_in_the_order_of_the_rows_numbers_whatever_the_order_they_run_in() -> None:
+    order = np.random.default_rng(0).permutation(23)
+    seen: list[int] = []
+    found = BatchLoop(BatchSize(5), IMAGE).run(order, numbers, seen.append)
+    torch.testing.assert_close(found[:, 0], torch.arange(23.0, dtype=torch.float64))
+    assert seen == [5, 5, 5, 5, 3]
+    assert not found.is_inference()
+
+
+def test_what_is_finished_when_something_stops_the_loop_is_kept() -> None:
+    loop = BatchLoop(BatchSize(4), IMAGE)
+
+    def stopped(rows: np.ndarray) -> Tensor:
+        if 9 in rows:
+            raise KeyboardInterrupt
+        return numbers(rows)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(12, stopped)
+    assert loop.unfinished is not None
+    assert loop.unfinished[:8, 0].tolist() == list(range(8))
+    assert loop.unfinished[8:].isnan().all()
+    loop.run(12, numbers)
+    assert loop.unfinished is None
+
+
+def test_rows_that_fail_are_tried_again_in_another_way() -> None:
+    """First for their layout, then for inference mode, then for memory."""
+    tries: list[tuple[int, bool, bool]] = []
+    let_go: list[bool] = []
+    loop = BatchLoop(BatchSize(8), IMAGE, before_retry=lambda: let_go.append(True))
+
+    def fussy(rows: np.ndarray) -> Tensor:
+        tries.append((len(rows), loop.channels_last, torch.is_inference_mode_enabled()))
+        if loop.channels_last:
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("Inference tensors cannot be saved for backward.")
+        if len(rows) > 4:
+            raise MemoryError
+        return numbers(rows)
+
+    with pytest.warns(UserWarning, match="going on with 3"):
+        found = loop.run(6, fussy)
+    assert tries == [
+        (6, True, True),
+        (6, False, True),
+        (6, False, False),
+        (3, False, False),
+        (3, False, False),
+    ]
+    assert len(let_go) == 3
+    assert found[:, 0].tolist() == list(range(6))
+
+
+def test_no_rows_are_an_error() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        BatchLoop(BatchSize(), IMAGE).run(0, numbers)
+
+
+def test_curves_go_on_with_half_a_batch_when_memory_runs_out(classifier, images) -> None:
+    sizes: list[int] = []
+
+    def limited(copies: Tensor) -> Tensor:
+        sizes.append(len(copies))
+        if len(copies) > 5:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return classifier(copies)
+
+    ones = torch.ones(2, 1, 9, 11)
+    settings = {"n_steps": 12, "target": 1}
+    with pytest.warns(UserWarning, match="going on with 4"):
+        found = diagnostics.faithfulness_curves(
+            limited, images, ones, perturbations_per_eval=8, **settings
+        )
+    expected = diagnostics.faithfulness_curves(classifier, images, ones, **settings)
+    torch.testing.assert_close(found.deletion, expected.deletion)
+    torch.testing.assert_close(found.insertion, expected.insertion)
+    assert sizes.count(8) == 1
