@@ -14,6 +14,7 @@ from captum_pda.datasets.fingerprints import fingerprint
 from captum_pda.datasets.result_folder import as_json
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import share_work
+from captum_pda.prediction.measures import Measure
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,16 +126,17 @@ def explain_dataset(
 
 def describe(attribution: Any, target: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the results of an attribution depend on, as plain values."""
-    plain = ("output", "measure")
     engine = getattr(attribution, "engine", None)
     prior = getattr(attribution, "prior", None)
+    measure = getattr(attribution, "measure", None)
     return as_json(
         {
             "method": type(attribution).__name__,
             "weights_sha256": fingerprint(getattr(attribution, "forward_func", None)),
             "prior_sha256": None if prior is None else fingerprint(prior),
             "engine": None if engine is None else type(engine).__name__,
-            **{name: getattr(attribution, name) for name in plain if hasattr(attribution, name)},
+            "output": getattr(attribution, "output", None),
+            "measure": measure.settings() if isinstance(measure, Measure) else measure,
             "target": target,
             "arguments": {name: _plain(value) for name, value in arguments.items()},
             **versions(),

@@ -14,7 +14,6 @@ from captum_pda.diagnostics.some_windows import (
     every_window,
     random_windows,
     target_or_predicted,
-    unit_of,
     windows_at,
     with_conditional_mean,
     with_samples,
@@ -136,7 +135,7 @@ def conditional_mean_error(
         cast(Tensor, sampled.predictions_without(target)),
         windows.corners,
         n_samples,
-        unit_of(pda),
+        pda.measure.unit,
     )
 
 

@@ -120,8 +120,8 @@ def _predictor(
     forward: Callable[[Tensor], Tensor], readout: Readout, column: int
 ) -> Callable[[Tensor], Tensor]:
     """From copies of an example to their predictions, (copies,)."""
-    prediction = measure_for(readout.output, "probability_difference")
-    return lambda copies: prediction(readout.column(forward(copies), column)[:, 0])
+    measure = measure_for(readout.output, "weight_of_evidence")
+    return lambda copies: measure.prediction(readout.column(forward(copies), column)[:, 0])
 
 
 @dataclass(frozen=True, eq=False)

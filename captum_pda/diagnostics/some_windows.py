@@ -65,10 +65,3 @@ def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetT
     if target is None and evidence.output != "raw" and len(evidence.output_shape) == 1:
         return device_sync.as_integers(evidence.scores.argmax(dim=1))
     return target
-
-
-def unit_of(pda: PerturbationPDA) -> str:
-    """What the values of a measure are in, for people to read."""
-    if pda.output == "raw":
-        return "of the output"
-    return "of probability" if pda.measure == "probability_difference" else "bits"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
 from captum_pda.prediction.inputs import attribution_dtype
-from captum_pda.prediction.measures import log_ratio, measure_for, slope_for
+from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.targets import target_columns
 from captum_pda.regions.window_grid import WindowGrid
 
@@ -34,7 +34,7 @@ class WindowEvidence:
         scores_without: the same without each window, (N, W, columns) a tensor.
         output_shape: the shape of one example's output, whose flat columns these are.
         output: "logits", "probabilities" or "raw".
-        measure: the name of the measure.
+        measure: what differences are measured in.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         errors_without: the standard errors of ``scores_without``, where there were several samples.
         drawn: how many samples each window had, (N, W) a tensor.
@@ -56,7 +56,7 @@ class WindowEvidence:
     scores_without: tuple[Tensor, ...]
     output_shape: tuple[int, ...]
     output: str
-    measure: str
+    measure: Measure
     is_tuple: bool
     errors_without: tuple[Tensor, ...] = ()
     drawn: tuple[Tensor, ...] = ()
@@ -65,7 +65,7 @@ class WindowEvidence:
         windows = ", ".join(str(len(grid)) for grid in self.grids)
         return (
             f"WindowEvidence({len(self.scores)} examples, {windows} windows, outputs "
-            f"{self.output_shape}, {self.output}, {self.measure})"
+            f"{self.output_shape}, {self.output}, {self.measure.name})"
         )
 
     @property
@@ -77,9 +77,8 @@ class WindowEvidence:
 
     def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The evidence of each window for ``target``, (N, W)."""
-        measure = measure_for(self.output, self.measure)
         columns = self._columns(target, "target")
-        return self._differences(lambda scores: measure(_pick(scores, columns)))
+        return self._differences(lambda scores: self.measure.value(_pick(scores, columns)))
 
     def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
@@ -102,10 +101,11 @@ class WindowEvidence:
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """P(c|x without w) of ``target`` for each window w, or the raw output, (N, W)."""
         columns = self._columns(target, "target")
-        prediction = measure_for(self.output, "probability_difference")
         return format_output(
             self.is_tuple,
-            tuple(prediction(_pick(without, columns)) for without in self.scores_without),
+            tuple(
+                self.measure.prediction(_pick(without, columns)) for without in self.scores_without
+            ),
         )
 
     @property
@@ -125,12 +125,11 @@ class WindowEvidence:
                 "a standard error needs two samples or more of each window; use "
                 "SampledPDA(...).evidence(inputs, n_samples=10)"
             )
-        slope = slope_for(self.output, self.measure)
         columns = self._columns(target, "target")
         return format_output(
             self.is_tuple,
             tuple(
-                _pick(errors, columns) * slope(_pick(without, columns))
+                _pick(errors, columns) * self.measure.slope(_pick(without, columns))
                 for errors, without in zip(self.errors_without, self.scores_without, strict=True)
             ),
         )
@@ -161,9 +160,7 @@ class WindowEvidence:
         seconds = self._columns(second, "second")
         return self._maps(
             self._differences(
-                lambda scores: log_ratio(
-                    _pick(scores, firsts), _pick(scores, seconds), self.output, self.measure
-                )
+                lambda scores: self.measure.contrast(_pick(scores, firsts), _pick(scores, seconds))
             )
         )
 

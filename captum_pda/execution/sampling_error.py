@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.prediction.measures import marginalise, slope_for
+from captum_pda.prediction.measures import Measure, marginalise
 
 #: A window is first looked at after so many draws, and then after half as many again each time.
 FIRST_LOOK, GROWTH = 5, 1.5
@@ -53,19 +53,19 @@ class StoppingRule:
         tolerance: the bound, in units of the measure.
         columns: for each example the column whose error is bounded.
         output: "logits", "probabilities" or "raw".
-        measure: the name of the measure.
+        measure: what evidence is measured in.
     """
 
     tolerance: float
     columns: list[int]
     output: str
-    measure: str
+    measure: Measure
 
     def enough(self, example: int, scores: Tensor) -> Tensor:
         """Which windows need no more than these samples (n, W, columns), (W,)."""
         picked = scores[..., self.columns[example]]
-        slope = slope_for(self.output, self.measure)
-        error = score_error(picked, self.output) * slope(marginalise(picked, self.output))
+        slope = self.measure.slope(marginalise(picked, self.output))
+        error = score_error(picked, self.output) * slope
         return error * _upper_limit(len(scores)) <= self.tolerance
 
 

@@ -21,7 +21,7 @@ from captum_pda.execution.rank_chunks import agree, bring_together
 from captum_pda.execution.sampling_error import StoppingRule
 from captum_pda.execution.window_scores import SampledScores
 from captum_pda.prediction.inputs import check_choice, check_count, check_inputs
-from captum_pda.prediction.measures import check_measure
+from captum_pda.prediction.measures import Measure, measure_for
 from captum_pda.prediction.model_call import ModelCall, evaluation_mode
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.prediction.targets import target_columns, watched_columns
@@ -48,7 +48,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
             "probabilities", or "raw" (hidden units, regression: plain differences).
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
-            "information_difference" (bits of probability).
+            "information_difference" (bits of probability), or a Measure of your own.
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
@@ -72,16 +72,15 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
         output: str = "logits",
-        measure: str = "weight_of_evidence",
+        measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
-        check_measure(output, measure)
         self.prior = prior
         self.output = output
-        self.measure = measure
+        self.measure = measure_for(output, measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group

@@ -13,22 +13,13 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from captum_pda.prediction.inputs import check_choice
+from captum_pda.prediction.measures import Measure, find_measure
 from captum_pda.visualization.arrays import Floats
 
-#: What the colour bar says, by measure; "raw" is for outputs that are no predictions of a class.
-LABELS = {
-    "weight_of_evidence": "weight of evidence (bits)",
-    "information_difference": "difference of information (bits)",
-    "probability_difference": "difference of probability",
-    "raw": "difference of the output",
-}
 
-
-def label_for(measure: str, label: str | None) -> str:
+def label_for(measure: str | Measure, label: str | None) -> str:
     """What the colour bar says."""
-    check_choice("measure", measure, LABELS)
-    return LABELS[measure] if label is None else label
+    return find_measure(measure).label if label is None else label
 
 
 def evidence_colormap() -> Colormap:

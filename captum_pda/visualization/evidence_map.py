@@ -9,6 +9,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from captum_pda.prediction.inputs import check_choice
+from captum_pda.prediction.measures import Measure
 from captum_pda.visualization.arrays import (
     Image,
     check_scale,
@@ -37,7 +38,7 @@ def visualize_evidence(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     title: str | None = None,
-    measure: str = "weight_of_evidence",
+    measure: str | Measure = "weight_of_evidence",
     colorbar_label: str | None = None,
     show_colorbar: bool = True,
     cmap: str | Colormap | None = None,
@@ -60,7 +61,7 @@ def visualize_evidence(
         mean, std: the normalisation of the image, to be undone: x * std + mean. Without them,
             values outside 0 to 1 are stretched from black to white.
         title: what to write above.
-        measure: the measure of the map, or "raw"; it labels the colour bar.
+        measure: the measure of the map, by name or as an object; it labels the colour bar.
         colorbar_label: a label of your own.
         show_colorbar: whether to draw the colour bar.
         cmap: a colour map of your own, with zero in its middle.

@@ -10,6 +10,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 
 from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.prediction.measures import Measure
 from captum_pda.visualization.arrays import (
     Image,
     check_scale,
@@ -42,7 +43,7 @@ def visualize_evidence_multiple(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     image_title: str | None = "image",
-    measure: str = "weight_of_evidence",
+    measure: str | Measure = "weight_of_evidence",
     colorbar_label: str | None = None,
     show_colorbar: bool = True,
     cmap: str | Colormap | None = None,

@@ -16,7 +16,6 @@ from captum_pda.visualization.arrays import Floats, Image, picture
 from captum_pda.visualization.drawing import check_panels, draw_picture, finish, new_figure, show
 
 FOR, AGAINST = "#c00000", "#0000c8"
-UNITS = {"weight_of_evidence": " bits", "information_difference": " bits"}
 
 
 def visualize_strongest_windows(
@@ -68,7 +67,6 @@ def visualize_strongest_windows(
         axes = _fill(figure, n)
     else:
         figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 1 + 2 * n)
-    unit = "" if evidence.output == "raw" else UNITS.get(evidence.measure, "")
     draw_windows(axes[0], shown, *kinds)
     finish(axes[0], title)
     for panel in axes[1:]:
@@ -78,7 +76,7 @@ def visualize_strongest_windows(
             panel = axes[1 + row * n + number]
             panel.axis("on")
             _look_closely(panel, shown, window, colour)
-            finish(panel, f"{number + 1}: {window.value:+.2f}{unit}")
+            finish(panel, f"{number + 1}: {window.value:+.2f} {evidence.measure.unit}")
     if plt_fig_axis is None and use_pyplot:
         show()
     return figure, axes

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
 from captum_pda.execution.progress import ProgressBar
 from captum_pda.execution.sampling_error import StoppingRule, _upper_limit, looks, score_error
-from captum_pda.prediction.measures import marginalise
+from captum_pda.prediction.measures import WeightOfEvidence, marginalise
 
 MEASURED = (
-    ("logits", "weight_of_evidence"),
+    ("logits", WeightOfEvidence()),
     ("logits", "probability_difference"),
     ("logits", "information_difference"),
     ("raw", "weight_of_evidence"),
@@ -215,7 +215,7 @@ def test_stopping_by_chance_is_rare_enough(mean, spread):
     tolerance, n_windows, n_samples = 0.2, 4_000, 400
     samples = torch.randn(n_samples, n_windows, 1, generator=generator).double() * spread + mean
     truth = marginalise(samples.reshape(-1, 1), "logits")
-    rule = StoppingRule(tolerance, [0], "logits", "weight_of_evidence")
+    rule = StoppingRule(tolerance, [0], "logits", WeightOfEvidence())
     running = torch.ones(n_windows, dtype=torch.bool)
     result = torch.full((n_windows, 1), float("nan"), dtype=torch.float64)
     for look in looks(n_samples):

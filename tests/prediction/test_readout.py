@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from captum_pda.prediction.measures import MEASURES, check_measure, log_ratio, marginalise
+from captum_pda.prediction.measures import WeightOfEvidence, marginalise
 from captum_pda.prediction.readout import Readout
 from captum_pda.prediction.targets import target_columns
 
@@ -38,7 +38,7 @@ def test_log_odds_from_logits_survive_saturation(logits):
 
 def test_a_prediction_within_1e_12_of_one_has_the_right_bits():
     logits = torch.tensor([[math.log(1e12 - 1), 0.0]])
-    bits = MEASURES["weight_of_evidence"](SOFTMAX.every(logits))[0]
+    bits = WeightOfEvidence().value(SOFTMAX.every(logits))[0]
     torch.testing.assert_close(bits[0].item(), math.log2(1e12 - 1), rtol=1e-6, atol=0)
     torch.testing.assert_close(bits[1].item(), -math.log2(1e12 - 1), rtol=1e-6, atol=0)
 
@@ -173,36 +173,6 @@ def test_marginalising_survives_saturation():
 def test_raw_outputs_are_averaged_as_they_are():
     values = torch.tensor([[3.0], [-1.0]])
     torch.testing.assert_close(marginalise(values, "raw"), torch.tensor([1.0]))
-
-
-def test_the_measures_by_their_definitions():
-    probability = torch.tensor([0.2, 0.5, 0.99], dtype=torch.float64)
-    log_odds = torch.logit(probability)
-    expected = {
-        "weight_of_evidence": torch.log2(probability / (1 - probability)),
-        "probability_difference": probability,
-        "information_difference": torch.log2(probability),
-    }
-    assert set(expected) == set(MEASURES)
-    for name, values in expected.items():
-        torch.testing.assert_close(MEASURES[name](log_odds), values)
-
-
-def test_the_ratio_of_two_classes():
-    probability = torch.tensor([0.2, 0.7], dtype=torch.float64)
-    first, second = torch.logit(probability)
-    bits = log_ratio(first, second, "logits", "weight_of_evidence")
-    torch.testing.assert_close(bits.item(), math.log2(0.2 / 0.7))
-    difference = log_ratio(first, second, "logits", "probability_difference")
-    torch.testing.assert_close(difference.item(), 0.2 - 0.7)
-    torch.testing.assert_close(
-        log_ratio(first, second, "raw", "weight_of_evidence"), first - second
-    )
-
-
-def test_raw_outputs_have_no_probability_to_measure():
-    with pytest.raises(ValueError, match="raw"):
-        check_measure("raw", "information_difference")
 
 
 @pytest.mark.parametrize(
