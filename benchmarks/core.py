@@ -45,8 +45,8 @@ def overhead(rounds: int, n_windows: int) -> None:
     rows = BatchSize().rows_for(image)
 
     def fill_for(example: torch.Tensor, windows: WindowGrid):
-        prior = prior_for(None, "conditional_mean", example, windows)
-        return lambda chunk: prior.conditional_mean(example, chunk)
+        prior = prior_for(None, "conditional_mean", example[0], windows)
+        return lambda chunk: prior.conditional_mean(example[0], chunk).unsqueeze(0)
 
     def with_library() -> torch.Tensor:
         call = ModelCall(model, (image,))
@@ -65,7 +65,7 @@ def overhead(rounds: int, n_windows: int) -> None:
             None,
         )[0]
 
-    fills = GaussianPatchPrior(18).fit(image).conditional_mean(image, part)[0]
+    fills = GaussianPatchPrior(18).fit(image).conditional_mean(image[0], part)
     batches = []
     for start in range(0, n_windows, rows):
         some = fills[start : start + rows]
@@ -96,7 +96,7 @@ def sampling(rounds: int, n_windows: int) -> None:
     def with_library() -> None:
         fresh = GaussianPatchPrior(18).fit(image)
         for chunk in grid.chunks(1024):
-            fresh.sample(image, chunk, 10)
+            fresh.sample(image[0], chunk, 10)
 
     places = np.indices((18, 18)).reshape(2, -1).T
     inside = ((places >= 4) & (places < 14)).all(axis=1)

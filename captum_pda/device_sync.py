@@ -39,3 +39,25 @@ def generator_for(seed: int, first_window: int, device: torch.device) -> torch.G
     how much was drawn before it."""
     state = np.random.SeedSequence([seed % 2**64, first_window]).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(state[0] >> np.uint64(1)))
+
+
+def has_double(device: torch.device | str) -> bool:
+    """Whether a device computes in double precision; Apple's graphics cards don't."""
+    return torch.device(device).type != "mps"
+
+
+def double_device(device: torch.device | str) -> torch.device:
+    """The device itself, or the CPU for one without double precision."""
+    return torch.device(device) if has_double(device) else torch.device("cpu")
+
+
+def in_double(values: Tensor) -> Tensor:
+    """Values in double precision: moved first, since the cast must not happen elsewhere."""
+    return values.to(double_device(values.device)).to(torch.float64)
+
+
+def moved_like(values: Tensor, like: Tensor) -> Tensor:
+    """Values in the dtype and on the device of others: cast where there is double precision."""
+    if has_double(like.device):
+        return values.to(like.device).to(like.dtype)
+    return values.to(like.dtype).to(like.device)

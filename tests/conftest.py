@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,19 @@ def make_images(*shape: int, seed: int = 1) -> Tensor:
     for axis in range(2, len(shape)):
         images = images + images.roll(1, axis) + 0.5 * images.roll(2, axis)
     return images
+
+
+def means_of(prior: Any, images: Tensor, regions: Any) -> Tensor:
+    """The conditional means of several examples, (N, W, C, *window)."""
+    return torch.stack([prior.conditional_mean(image, regions) for image in images])
+
+
+def samples_of(
+    prior: Any, images: Tensor, regions: Any, n_samples: int, generator: Any = None
+) -> Tensor:
+    """Samples of several examples, (S, N, W, C, *window)."""
+    draws = [prior.sample(image, regions, n_samples, generator) for image in images]
+    return torch.stack(draws, dim=1)
 
 
 @pytest.fixture

@@ -33,7 +33,6 @@ from captum_pda.cli.photos import find_photos, load_photo
 from captum_pda.cli.results import make_folder, write_numbers, write_picture, write_result
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.explain_dataset import versions
-from captum_pda.datasets.fingerprints import file_fingerprint, fingerprint
 from captum_pda.datasets.result_folder import (
     SettingsError,
     as_json,
@@ -44,6 +43,7 @@ from captum_pda.distributed.ranks import OtherRankError, Ranks
 from captum_pda.distributed.shared_work import share_work
 from captum_pda.engines.auto import WORTH_A_PROBE
 from captum_pda.files import remove_parts
+from captum_pda.fingerprints import file_fingerprint, fingerprint
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.priors import GaussianPatchPrior, PatchPrior
 from captum_pda.regions.arguments import make_grids

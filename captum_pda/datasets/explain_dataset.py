@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from captum_pda.datasets.fingerprints import fingerprint
 from captum_pda.datasets.result_folder import as_json
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import share_work
+from captum_pda.fingerprints import fingerprint
 from captum_pda.prediction.measures import Measure
 
 if TYPE_CHECKING:

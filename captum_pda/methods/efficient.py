@@ -108,4 +108,4 @@ class EfficientPDA(PerturbationPDA):
 
 
 def _conditional_mean(prior: Any, example: Tensor, seed: int) -> Fill:
-    return lambda grid: prior.conditional_mean(example, grid)
+    return lambda grid: prior.conditional_mean(example[0], grid).unsqueeze(0)

@@ -18,7 +18,9 @@ def conditional_means(
 ) -> Iterator[tuple[WindowGrid, Tensor]]:
     """The conditional means of an example's windows (W, C, *window), some windows at a time."""
     for chunk in fill_chunks(grid, example.shape[1]):
-        fills = check_fills(prior.conditional_mean(example, chunk), example, chunk, 1)
+        fills = check_fills(
+            prior.conditional_mean(example[0], chunk).unsqueeze(0), example, chunk, 1
+        )
         yield chunk, fills[0].to(attribution_dtype(example))
 
 

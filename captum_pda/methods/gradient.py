@@ -144,7 +144,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         self, gradient: Tensor, example: Tensor, grid: WindowGrid, pixelwise: bool
     ) -> Tensor:
         """The attributions of one example from its gradient and its conditional means."""
-        prior = prior_for(self.prior, "conditional_mean", example, grid)
+        prior = prior_for(self.prior, "conditional_mean", example[0], grid)
         expected = conditional_means(prior, example, grid)
         if pixelwise:
             return pixel_evidence(gradient, example, grid, expected)

@@ -183,7 +183,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                         tensors,
                         grids,
                         lambda example, grid: draw(
-                            prior_for(self.prior, self._needs, example, grid), example, seed
+                            prior_for(self.prior, self._needs, example[0], grid), example, seed
                         ),
                         self.engine,
                         readout,

@@ -130,7 +130,7 @@ class SampledPDA(PerturbationPDA):
 def _samples(n_samples: int) -> DrawFills:
     def draw(prior: Any, example: Tensor, seed: int) -> Fill:
         return lambda grid: prior.sample(
-            example, grid, n_samples, device_sync.generator_for(seed, grid.first, example.device)
-        )[:, 0]
+            example[0], grid, n_samples, device_sync.generator_for(seed, grid.first, example.device)
+        )
 
     return draw

@@ -4,7 +4,7 @@ from captum_pda.priors.constant import ConstantPrior
 from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 from captum_pda.priors.marginal import MarginalPrior
-from captum_pda.priors.per_example import prior_for
+from captum_pda.priors.per_example import prior_for, prior_settings
 from captum_pda.priors.protocol import PatchPrior
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "MarginalPrior",
     "PatchPrior",
     "prior_for",
+    "prior_settings",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.fingerprints import fingerprint
+from captum_pda.regions.protocol import Windows
 
 
 class ConstantPrior:
@@ -13,7 +14,7 @@ class ConstantPrior:
     <https://captum.ai/api/occlusion.html>`_ does with its baseline.
 
     Args:
-        value: a number, one number a channel (C,), or a whole baseline (C, *space).
+        value: a number, one number per channel (C,), or a whole baseline (C, *space).
 
     Example::
 
@@ -23,31 +24,42 @@ class ConstantPrior:
     def __init__(self, value: float | Tensor = 0.0) -> None:
         self.value = value
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        channels, space = inputs.shape[1], inputs.shape[2:]
-        value = torch.as_tensor(self.value, dtype=inputs.dtype, device=inputs.device)
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        baseline = self._baseline(example)
+        fills = baseline.flatten(1)[:, regions.pixels(example.device)].movedim(0, 1)
+        return fills.reshape(-1, len(example), *regions.window)
+
+    def _baseline(self, example: Tensor) -> Tensor:
+        """The constant at every pixel, (C, *space)."""
+        channels, *space = example.shape
+        value = torch.as_tensor(self.value, dtype=example.dtype, device=example.device)
         if value.dim() == 1:
             value = value.reshape(-1, *(1 for _ in space))
         try:
-            baseline = value.expand(channels, *space)
+            return value.expand(channels, *space)
         except RuntimeError:
             raise ValueError(
-                f"ConstantPrior's value has shape {tuple(value.shape)}; for an input of shape "
-                f"{tuple(inputs.shape)} give a number, {channels} numbers, or "
+                f"ConstantPrior's value has shape {tuple(value.shape)}; for an example of shape "
+                f"{tuple(example.shape)} give a number, {channels} numbers, or "
                 f"{(channels, *space)}"
             ) from None
-        fills = baseline.flatten(1)[:, grid.pixels(inputs.device)].movedim(0, 1)
-        return fills.reshape(1, -1, channels, *grid.window).repeat_interleave(len(inputs), dim=0)
 
     def sample(
         self,
-        inputs: Tensor,
-        grid: WindowGrid,
+        example: Tensor,
+        regions: Windows,
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        mean = self.conditional_mean(inputs, grid)
+        mean = self.conditional_mean(example, regions)
         return mean.expand(n_samples, *mean.shape)
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        value: object = self.value
+        if isinstance(value, Tensor):
+            value = value.tolist() if value.dim() <= 1 else {"sha256": fingerprint(value)}
+        return {"kind": "ConstantPrior", "value": value}
 
     def __repr__(self) -> str:
         return f"ConstantPrior({self.value!r})"

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.prediction.inputs import check_count
-from captum_pda.priors.per_example import prior_for
+from captum_pda.priors.per_example import prior_for, prior_settings
 from captum_pda.priors.protocol import PatchPrior
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 #: How many draws are held in memory together.
 DRAWN_AT_ONCE = 8
@@ -45,27 +45,36 @@ class EmpiricalMeanPrior:
         self.n_samples = check_count("n_samples", n_samples)
         self._seed = device_sync.draw_seed(generator)
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        prior = prior_for(self.prior, "sample", inputs, grid)
-        generator = device_sync.generator_for(self._seed, grid.first, inputs.device)
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        prior = prior_for(self.prior, "sample", example, regions)
+        generator = device_sync.generator_for(self._seed, regions.first, example.device)
         # A sum of many draws can be beyond half precision.
-        dtype = torch.promote_types(inputs.dtype, torch.float32)
-        total = torch.zeros((), dtype=dtype, device=inputs.device)
+        dtype = torch.promote_types(example.dtype, torch.float32)
+        total = torch.zeros((), dtype=dtype, device=example.device)
         for start in range(0, self.n_samples, DRAWN_AT_ONCE):
             some = min(DRAWN_AT_ONCE, self.n_samples - start)
-            draws = prior.sample(inputs, grid, some, generator)
+            draws = prior.sample(example, regions, some, generator)
             total = total + draws.sum(dim=0, dtype=dtype)
-        return (total / self.n_samples).to(inputs.dtype)
+        return (total / self.n_samples).to(example.dtype)
 
     def sample(
         self,
-        inputs: Tensor,
-        grid: WindowGrid,
+        example: Tensor,
+        regions: Windows,
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        prior = prior_for(self.prior, "sample", inputs, grid)
-        return cast(Tensor, prior.sample(inputs, grid, n_samples, generator))
+        prior = prior_for(self.prior, "sample", example, regions)
+        return cast(Tensor, prior.sample(example, regions, n_samples, generator))
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        return {
+            "kind": "EmpiricalMeanPrior",
+            "prior": prior_settings(self.prior),
+            "n_samples": self.n_samples,
+            "seed": self._seed,
+        }
 
     def __repr__(self) -> str:
         return f"EmpiricalMeanPrior({self.prior!r}, n_samples={self.n_samples})"

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from captum_pda import device_sync
 from captum_pda.errors import NotFittedError
+from captum_pda.fingerprints import fingerprint
 from captum_pda.priors.batches import Images, batches_of
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 
 class MarginalPrior:
@@ -40,8 +42,7 @@ class MarginalPrior:
         images = torch.cat(batches)
         # Pixels first, channels last, so that a window's pixel is one run of memory.
         self._images = images.flatten(2).transpose(1, 2).contiguous()
-        # Apple's graphics cards have no double precision.
-        exact = self._images.cpu() if images.device.type == "mps" else self._images
+        exact = self._images.to(device_sync.double_device(images.device))
         self._mean = exact.mean(dim=0, dtype=torch.float64)
         self._shape = tuple(images.shape[1:])
         return self
@@ -52,42 +53,46 @@ class MarginalPrior:
         self._images, self._mean = images.to(device), mean
         return self
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        _, mean = self._fitted(inputs)
-        fills = mean.to(inputs)[grid.pixels(inputs.device)].transpose(1, 2)
-        return fills.reshape(1, *fills.shape[:2], *grid.window).repeat_interleave(
-            len(inputs), dim=0
-        )
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        _, mean = self._fitted(example)
+        at_pixels = device_sync.moved_like(mean, example)[regions.pixels(example.device)]
+        return at_pixels.transpose(1, 2).reshape(-1, len(example), *regions.window)
 
     def sample(
         self,
-        inputs: Tensor,
-        grid: WindowGrid,
+        example: Tensor,
+        regions: Windows,
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        images, _ = self._fitted(inputs)
-        chosen = torch.randint(
-            len(images),
-            (n_samples, len(inputs), len(grid), 1),
-            generator=generator,
-            device=inputs.device,
-        )
-        fills = images[chosen, grid.pixels(inputs.device)].transpose(-1, -2)
-        return fills.reshape(*fills.shape[:-1], *grid.window).to(inputs.dtype)
+        images, _ = self._fitted(example)
+        shape = (n_samples, len(regions), 1)
+        chosen = torch.randint(len(images), shape, generator=generator, device=example.device)
+        fills = images[chosen, regions.pixels(example.device)].transpose(-1, -2)
+        return fills.reshape(*fills.shape[:-1], *regions.window).to(example.dtype)
 
-    def _fitted(self, inputs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        images, _ = self._fitted()
+        return {
+            "kind": "MarginalPrior",
+            "images": len(images),
+            "shape": list(self._shape),
+            "fit_sha256": fingerprint(images),
+        }
+
+    def _fitted(self, example: Tensor | None = None) -> tuple[Tensor, Tensor]:
         images, mean = self._images, self._mean
         if images is None or mean is None:
             raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
-        if inputs is not None and tuple(inputs.shape[1:]) != self._shape:
+        if example is not None and tuple(example.shape) != self._shape:
             raise ValueError(
-                f"this MarginalPrior was fitted on images of shape {self._shape}; inputs have "
-                f"shape {tuple(inputs.shape[1:])}"
+                f"this MarginalPrior was fitted on images of shape {self._shape}; the example has "
+                f"shape {tuple(example.shape)}"
             )
-        if inputs is not None and images.device != inputs.device:
+        if example is not None and images.device != example.device:
             # Moved once, not with every chunk of windows.
-            images = self._images = images.to(inputs.device)
+            images = self._images = images.to(example.device)
         return images, mean
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Where the windows and their outer patches lie, and how window values are averaged back."""
+"""Where the windows lie, and how window values are averaged back."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ import torch
 from torch import Tensor
 
 from captum_pda.regions.protocol import Integers, block_pixels
-
-
-@dataclass(frozen=True)
-class OuterPatchGroup:
-    """The windows of a grid that sit at the same place within their outer patch.
-
-    ``offset`` is that place, ``members`` are the windows' numbers in the grid, ``corners`` the
-    corners of their outer patches, and ``in_whole_grid`` counts such windows in the grid that
-    this one was sliced from.
-    """
-
-    offset: tuple[int, ...]
-    members: Integers
-    corners: Integers
-    in_whole_grid: int
 
 
 @dataclass(frozen=True)
@@ -110,6 +95,11 @@ class WindowGrid:
         return replace(self, selected=tuple(self._numbers[window] for window in windows))
 
     @property
+    def whole(self) -> WindowGrid:
+        """The grid that these windows were taken from."""
+        return self if self.selected is None else replace(self, selected=None)
+
+    @property
     def _numbers(self) -> range | tuple[int, ...]:
         """The numbers of these windows in the whole grid."""
         return range(math.prod(self.shape)) if self.selected is None else self.selected
@@ -134,32 +124,6 @@ class WindowGrid:
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
         """The flat numbers of each window's pixels in the input, (W, pixels per window)."""
         return block_pixels(self.corner_array, self.window, self.space, device)
-
-    def outer_patches(self, patch: tuple[int, ...]) -> Iterator[OuterPatchGroup]:
-        """Group the windows by where they sit within an outer patch of this shape.
-
-        The patch is centred on its window, and moved inside the input at the border; where the
-        input is smaller than the patch, the patch is cut to the input.
-        """
-        fitted = np.minimum(patch, self.space)
-        corners = _patch_corners(self.corner_array, self.window, fitted, self.space)
-        offsets, group = np.unique(self.corner_array - corners, axis=0, return_inverse=True)
-        counts = [
-            np.bincount(starts - _patch_corners(starts, width, size, extent))
-            for starts, width, size, extent in zip(
-                self.starts, self.window, fitted, self.space, strict=True
-            )
-        ]
-        for number, offset in enumerate(offsets):
-            members = np.flatnonzero(group.reshape(-1) == number)
-            yield OuterPatchGroup(
-                offset=tuple(int(value) for value in offset),
-                members=members,
-                corners=corners[members],
-                in_whole_grid=math.prod(
-                    int(count[value]) for count, value in zip(counts, offset, strict=True)
-                ),
-            )
 
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel the mean of the values of the windows that cover it.
@@ -210,15 +174,3 @@ class WindowGrid:
         flat = values.flatten(2).transpose(0, 1).flatten(1)
         total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
         return total.reshape(-1, *self.space)
-
-
-def _patch_corners(
-    corners: Integers,
-    window: tuple[int, ...] | int,
-    patch: Integers | int,
-    space: tuple[int, ...] | int,
-) -> Integers:
-    """Where the outer patches start: centred, then moved inside the input."""
-    margin = np.maximum(np.subtract(patch, window), 0) // 2
-    moved: Integers = np.clip(corners - margin, 0, np.subtract(space, patch))
-    return moved

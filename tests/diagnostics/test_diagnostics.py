@@ -25,15 +25,15 @@ from captum_pda import (
 class Symmetric:
     """Draws in pairs around a conditional mean of 0.5, the same whatever the generator."""
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        shape = (len(inputs), len(grid), inputs.shape[1], *grid.window)
-        return torch.full(shape, 0.5, dtype=inputs.dtype)
+    def conditional_mean(self, example: Tensor, regions: WindowGrid) -> Tensor:
+        shape = (len(regions), len(example), *regions.window)
+        return torch.full(shape, 0.5, dtype=example.dtype)
 
-    def sample(self, inputs, grid, n_samples, generator=None) -> Tensor:
-        mean = self.conditional_mean(inputs, grid)
+    def sample(self, example, regions, n_samples, generator=None) -> Tensor:
+        mean = self.conditional_mean(example, regions)
         fixed = torch.Generator().manual_seed(9)
-        half = torch.randn(n_samples // 2, *mean.shape[2:], generator=fixed, dtype=mean.dtype)
-        away = torch.cat([half, -half])[:, None, None]
+        half = torch.randn(n_samples // 2, *mean.shape[1:], generator=fixed, dtype=mean.dtype)
+        away = torch.cat([half, -half])[:, None]
         return mean + away.expand(-1, *mean.shape)[..., : mean.shape[-1]]
 
 
@@ -42,12 +42,12 @@ class Noise:
 
     spread = 0.7
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        return inputs.new_zeros(len(inputs), len(grid), inputs.shape[1], *grid.window)
+    def conditional_mean(self, example: Tensor, regions: WindowGrid) -> Tensor:
+        return example.new_zeros(len(regions), len(example), *regions.window)
 
-    def sample(self, inputs, grid, n_samples, generator=None) -> Tensor:
-        shape = (n_samples, len(inputs), len(grid), inputs.shape[1], *grid.window)
-        return self.spread * torch.randn(shape, generator=generator, dtype=inputs.dtype)
+    def sample(self, example, regions, n_samples, generator=None) -> Tensor:
+        shape = (n_samples, len(regions), len(example), *regions.window)
+        return self.spread * torch.randn(shape, generator=generator, dtype=example.dtype)
 
 
 def linear_model(units: int = 3, shape: tuple[int, ...] = (3, 9, 11), seed: int = 0) -> nn.Module:
@@ -94,7 +94,7 @@ def test_conditional_mean_error_is_the_oracles(measure, classifier, images):
     grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([0, 2 * 8 + 5])
     for number, image in enumerate(images.numpy()):
         seen = reference.predict(classifier, image, target, "logits")
-        draws = Symmetric().sample(images[number : number + 1], grid, n_samples)[:, 0].numpy()
+        draws = Symmetric().sample(images[number], grid, n_samples).numpy()
         for window, corner in enumerate(corners):
 
             def predicted(fill, corner=corner, image=image):

@@ -278,7 +278,7 @@ def fit(rank: int | None, covariance: str, channels: str, images: Tensor, split:
         "mean": moments.mean(places),
         "covariance": moments.covariance(places, places),
         "range": prior._range,
-        "fills": prior.conditional_mean(images[:1], WindowGrid((9, 11), (2, 2), (3, 3))),
+        "fills": prior.conditional_mean(images[0], WindowGrid((9, 11), (2, 2), (3, 3))),
     }
 
 

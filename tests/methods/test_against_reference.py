@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from conftest import means_of, samples_of
 from torch import nn
 
 from captum_pda import (
@@ -161,14 +162,12 @@ class FixedDraws:
         self.draws = draws
         self.corners = reference.window_corners(images.shape[2:], window, strides)
 
-    def sample(self, inputs, grid, n_samples, generator=None):
+    def sample(self, example, regions, n_samples, generator=None):
         assert n_samples == self.draws.shape[1]
-        windows = [self.corners.index(tuple(corner)) for corner in grid.corners.tolist()]
-        drawn = []
-        for image in inputs.numpy():
-            (example,) = (n for n, own in enumerate(self.images) if np.array_equal(own, image))
-            drawn.append(self.draws[example][:, windows])
-        return torch.from_numpy(np.stack(drawn, axis=1))
+        windows = [self.corners.index(tuple(corner)) for corner in regions.corners.tolist()]
+        image = example.numpy()
+        (number,) = (n for n, own in enumerate(self.images) if np.array_equal(own, image))
+        return torch.from_numpy(self.draws[number][:, windows])
 
 
 def make_draws(images, n_samples, window, strides, seed=11):
@@ -255,8 +254,8 @@ def test_conditional_mean(place, covariance, channels):
     )
     prior, inputs = fitted_prior(patch, covariance, channels), torch.from_numpy(images)
     grid = WindowGrid(space, window, strides)
-    assert_same(prior.conditional_mean(inputs, grid), expected)
-    assert_same(prior.conditional_mean(inputs, grid[1:3]), expected[:, 1:3])
+    assert_same(means_of(prior, inputs, grid), expected)
+    assert_same(means_of(prior, inputs, grid[1:3]), expected[:, 1:3])
 
 
 @every_covariance
@@ -266,13 +265,11 @@ def test_conditional_mean_with_other_regularization(covariance, channels, regula
     gaussian = reference_gaussian(PATCH, covariance, channels, regularization)
     image = two_images()[0]
     prior = fitted_prior(PATCH, covariance, channels, regularization=regularization)
-    found = prior.conditional_mean(
-        torch.from_numpy(image)[None], WindowGrid((9, 11), WINDOW, STRIDES)
-    )
-    assert_same(found[0], reference.conditional_means(gaussian, image, WINDOW, STRIDES))
+    found = prior.conditional_mean(torch.from_numpy(image), WindowGrid((9, 11), WINDOW, STRIDES))
+    assert_same(found, reference.conditional_means(gaussian, image, WINDOW, STRIDES))
 
 
-def reveal_factor(prior, inputs, grid, n_values):
+def reveal_factor(prior, example, grid, n_values):
     """L L^T of every window (W, values, values), from samples whose noise is one unit at a time."""
 
     def unit_noise(shape, **_):
@@ -283,8 +280,8 @@ def reveal_factor(prior, inputs, grid, n_values):
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "randn", unit_noise)
-        samples = prior.sample(inputs, grid, n_values)
-    factor = (samples - prior.conditional_mean(inputs, grid))[:, 0].flatten(2)
+        samples = prior.sample(example, grid, n_values)
+    factor = (samples - prior.conditional_mean(example, grid)).flatten(2)
     return torch.einsum("swi,swj->wij", factor, factor)
 
 
@@ -311,7 +308,7 @@ def test_sample_factor_is_the_conditional_covariance(few, place, covariance, cha
     grid = WindowGrid(space, window, strides)
     drawn = np.minimum(patch, space) if few else window
     n_values = len(image) * int(np.prod(drawn))
-    found = reveal_factor(prior, torch.from_numpy(image)[None], grid, n_values)
+    found = reveal_factor(prior, torch.from_numpy(image), grid, n_values)
     assert_same(found, np.stack(expected))
 
 
@@ -321,7 +318,8 @@ def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
     n_samples, window, strides = 4000, (2, 2), (3, 4)
     images = two_images()
     gaussian = reference_gaussian(PATCH, covariance, channels)
-    samples = fitted_prior(PATCH, covariance, channels).sample(
+    samples = samples_of(
+        fitted_prior(PATCH, covariance, channels),
         torch.from_numpy(images),
         WindowGrid((9, 11), window, strides),
         n_samples,
@@ -347,8 +345,8 @@ def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
 def test_examples_and_windows_get_draws_of_their_own():
     inputs = torch.from_numpy(np.repeat(two_images()[:1], 2, axis=0))
     prior, grid = fitted_prior(PATCH), WindowGrid((9, 11), (2, 2), (1, 1))
-    samples = prior.sample(inputs, grid, 400, torch.Generator().manual_seed(1))
-    noise = (samples - prior.conditional_mean(inputs, grid))[..., 0, 0, 0].flatten(1)
+    samples = samples_of(prior, inputs, grid, 400, torch.Generator().manual_seed(1))
+    noise = (samples - means_of(prior, inputs, grid))[..., 0, 0, 0].flatten(1)
     correlation = torch.corrcoef(noise.T).fill_diagonal_(0)
     # Of n draws, uncorrelated ones correlate by about 1 / sqrt(n).
     assert correlation.abs().max() < 6 / 400**0.5
@@ -448,8 +446,8 @@ def test_sampled_pda_on_the_gaussian_priors_own_draws():
         def __init__(self, prior):
             self.prior, self.draws = prior, []
 
-        def sample(self, inputs, grid, n_samples, generator=None):
-            self.draws.append(self.prior.sample(inputs, grid, n_samples, generator))
+        def sample(self, example, regions, n_samples, generator=None):
+            self.draws.append(self.prior.sample(example, regions, n_samples, generator))
             return self.draws[-1]
 
     model, output, targets = MODELS["softmax logits"]
@@ -462,7 +460,7 @@ def test_sampled_pda_on_the_gaussian_priors_own_draws():
         n_samples=4,
         generator=torch.Generator().manual_seed(2),
     )
-    draws = torch.cat(prior.draws, dim=1).transpose(0, 1).numpy()
+    draws = torch.stack(prior.draws).numpy()
     assert draws.shape[:3] == (2, 4, 16)
     assert_same(
         found,
@@ -644,8 +642,8 @@ def test_marginal_prior_knows_windows_of_fitted_images_at_the_same_place():
     inputs = torch.from_numpy(two_images())
     prior = MarginalPrior().fit([torch.from_numpy(fitted[:2]), torch.from_numpy(fitted[2:])])
     grid = WindowGrid((9, 11), WINDOW, STRIDES)
-    means = prior.conditional_mean(inputs, grid)
-    samples = prior.sample(inputs, grid, 60, torch.Generator().manual_seed(3)).numpy()
+    means = means_of(prior, inputs, grid)
+    samples = samples_of(prior, inputs, grid, 60, torch.Generator().manual_seed(3)).numpy()
     seen = np.zeros((2, 16, 5))
     for w, corner in enumerate(reference.window_corners((9, 11), WINDOW, STRIDES)):
         windows = [image[reference.block(corner, WINDOW)] for image in fitted]

@@ -113,8 +113,8 @@ def test_a_prior_is_an_object_not_a_class(method, classifier, images):
 
 def test_priors_with_fills_of_another_shape(method, classifier, images):
     class Wrong(ConstantPrior):
-        def conditional_mean(self, inputs, grid):
-            return super().conditional_mean(inputs, grid)[:, :, :1]
+        def conditional_mean(self, example, regions):
+            return super().conditional_mean(example, regions)[:, :1]
 
     with pytest.raises(ValueError, match="fills of shape"):
         method(classifier, Wrong()).attribute(images, target=1)

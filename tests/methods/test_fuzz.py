@@ -164,20 +164,22 @@ class Recorded:
             lambda: defaultdict(list)
         )
 
-    def conditional_mean(self, inputs: Tensor, grid: Any) -> Tensor:
-        fills = self.prior.conditional_mean(inputs, grid)
-        self._note(inputs, grid, fills[None])
+    def conditional_mean(self, example: Tensor, regions: Any) -> Tensor:
+        fills = self.prior.conditional_mean(example, regions)
+        self._note(example, regions, fills[None])
         return fills
 
-    def sample(self, inputs: Tensor, grid: Any, n_samples: int, generator: Any = None) -> Tensor:
-        fills = self.prior.sample(inputs, grid, n_samples, generator)
-        self._note(inputs, grid, fills)
+    def sample(
+        self, example: Tensor, regions: Any, n_samples: int, generator: Any = None
+    ) -> Tensor:
+        fills = self.prior.sample(example, regions, n_samples, generator)
+        self._note(example, regions, fills)
         return fills
 
-    def _note(self, inputs: Tensor, grid: Any, fills: Tensor) -> None:
-        known = self.by_corner[inputs.numpy().tobytes()]
-        for number, corner in enumerate(grid.corners.tolist()):
-            known[tuple(corner)].extend(fills[:, 0, number].double().numpy())
+    def _note(self, example: Tensor, regions: Any, fills: Tensor) -> None:
+        known = self.by_corner[example.numpy().tobytes()]
+        for number, corner in enumerate(regions.corners.tolist()):
+            known[tuple(corner)].extend(fills[:, number].double().numpy())
 
     def fills(self, example: Tensor, corners: list[tuple[int, ...]], n_samples: int) -> np.ndarray:
         """The fills of an example's windows, (S, W, C, *window)."""

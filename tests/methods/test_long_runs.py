@@ -236,7 +236,7 @@ def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
     images = make_images(1, 1, 1200).float()
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     prior = GaussianPatchPrior(8).fit(images)
-    prior.sample(images, WindowGrid((1200,), (4,), (1,)), 1)  # it keeps its few matrices
+    prior.sample(images[0], WindowGrid((1200,), (4,), (1,)), 1)  # it keeps its few matrices
     # Here also where its outer patch lies.
     assert numbers_a_window(network, prior, "dense", images, strides=(4, 1)) < 14
 

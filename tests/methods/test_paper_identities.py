@@ -43,12 +43,12 @@ class Mirrored:
     def __init__(self, prior):
         self.prior = prior
 
-    def conditional_mean(self, inputs, grid):
-        return self.prior.conditional_mean(inputs, grid)
+    def conditional_mean(self, example, regions):
+        return self.prior.conditional_mean(example, regions)
 
-    def sample(self, inputs, grid, n_samples, generator=None):
-        mean = self.conditional_mean(inputs, grid)
-        away = self.prior.sample(inputs, grid, n_samples // 2, generator) - mean
+    def sample(self, example, regions, n_samples, generator=None):
+        mean = self.conditional_mean(example, regions)
+        away = self.prior.sample(example, regions, n_samples // 2, generator) - mean
         return torch.cat([mean + away, mean - away])
 
 
@@ -62,13 +62,13 @@ class Normal:
         self.mean = mean
         self.deviation = deviation
 
-    def conditional_mean(self, inputs, grid):
-        shape = (len(inputs), len(grid), inputs.shape[1], *grid.window)
-        return torch.full(shape, self.mean, dtype=inputs.dtype)
+    def conditional_mean(self, example, regions):
+        shape = (len(regions), len(example), *regions.window)
+        return torch.full(shape, self.mean, dtype=example.dtype)
 
-    def sample(self, inputs, grid, n_samples, generator=None):
-        mean = self.conditional_mean(inputs, grid)
-        levels = (torch.arange(n_samples, dtype=inputs.dtype) + 0.5) / n_samples
+    def sample(self, example, regions, n_samples, generator=None):
+        mean = self.conditional_mean(example, regions)
+        levels = (torch.arange(n_samples, dtype=example.dtype) + 0.5) / n_samples
         quantiles = math.sqrt(2) * torch.erfinv(2 * levels - 1)
         shuffled = torch.stack(
             [
@@ -119,7 +119,7 @@ def test_normalised_geometric_mean_of_softmaxes_is_the_softmax_of_mean_logits():
     mean_logits = SampledPDA(model, recorded, output="raw").evidence(image, **WINDOWS, n_samples=5)
     for window, corner in enumerate(grid.corners.tolist()):
         product = torch.ones(4, dtype=torch.float64)
-        for draw in recorded.draws[:, 0, window]:
+        for draw in recorded.draws[:, window]:
             perturbed = image.clone()
             row, column = corner
             perturbed[0, :, row : row + 3, column : column + 3] = draw

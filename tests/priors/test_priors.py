@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_images
+from conftest import make_images, means_of, samples_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from captum_pda import (
@@ -17,6 +17,7 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.priors.gaussian.conditioning import Conditional
+from captum_pda.priors.gaussian.outer_patches import outer_patches
 from captum_pda.priors.gaussian.solved_windows import are_few
 
 GRID = WindowGrid((9, 11), (3, 3), (2, 2))
@@ -33,7 +34,7 @@ def settings(request):
 
 
 def fill(prior, images):
-    return prior.conditional_mean(images, GRID)
+    return means_of(prior, images, GRID)
 
 
 def same(first, second, images, tolerance=1e-9):
@@ -74,7 +75,7 @@ def test_partial_fits_and_merges_equal_one_fit(settings, images):
 
 def test_fitting_again_forgets_and_a_failed_fit_does_not(images):
     prior = GaussianPatchPrior(5).fit(images + 5)
-    prior.conditional_mean(images, GRID)
+    means_of(prior, images, GRID)
     same(GaussianPatchPrior(5).fit(images), prior.fit(images), images)
     with pytest.raises(ValueError, match="NaN"):
         prior.fit([images + 5, images * torch.nan])
@@ -122,7 +123,7 @@ def test_a_constant_image_is_filled_with_itself(settings, value):
     image = torch.full((1, 3, 9, 11), value, dtype=torch.float64)
     prior = GaussianPatchPrior(5, **settings).fit(image)
     torch.testing.assert_close(fill(prior, image), torch.full_like(fill(prior, image), value))
-    samples = prior.sample(image, GRID, 3)
+    samples = samples_of(prior, image, GRID, 3)
     torch.testing.assert_close(samples, torch.full_like(samples, value), rtol=1e-5, atol=1e-5)
 
 
@@ -130,31 +131,30 @@ def test_a_window_as_large_as_the_image_gets_the_mean(images):
     prior = GaussianPatchPrior(20).fit(images)
     grid = WindowGrid((9, 11), (9, 11), (1, 1))
     mean = images.mean(dim=(0, 2, 3)).reshape(3, 1, 1).expand(1, 3, 9, 11)
-    torch.testing.assert_close(prior.conditional_mean(images[:1], grid)[0], mean)
-    assert prior.sample(images[:1], grid, 2).isfinite().all()
+    torch.testing.assert_close(means_of(prior, images[:1], grid)[0], mean)
+    assert samples_of(prior, images[:1], grid, 2).isfinite().all()
 
 
 def test_generators_make_samples_reproducible(images):
     prior = GaussianPatchPrior(5).fit(images)
-    draws = [
-        prior.sample(images, GRID, 4, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
-    ]
+    generators = [torch.Generator().manual_seed(seed) for seed in (0, 0, 1)]
+    draws = [samples_of(prior, images, GRID, 4, generator) for generator in generators]
     assert draws[0].shape == (4, 2, len(GRID), 3, 3, 3)
     torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=0)
     assert not torch.equal(draws[0], draws[2])
     torch.manual_seed(0)
-    first = prior.sample(images, GRID, 1)
-    assert not torch.equal(first, prior.sample(images, GRID, 1))
+    first = samples_of(prior, images, GRID, 1)
+    assert not torch.equal(first, samples_of(prior, images, GRID, 1))
 
 
 def test_samples_are_clipped_to_the_fitted_range_by_choice(images):
     images = images.clamp(-1, 1)
-    plain = GaussianPatchPrior(5).fit(images).sample(images, GRID, 20)
+    plain = samples_of(GaussianPatchPrior(5).fit(images), images, GRID, 20)
     assert plain.abs().max() > 1
     clipping = GaussianPatchPrior(5, clip_samples=True)
     for channel, scale in enumerate((1.0, 2.0, 0.5)):
         images[:, channel] *= scale
-    clipped = clipping.fit(images[:1]).partial_fit(images[1:]).sample(images, GRID, 20)
+    clipped = samples_of(clipping.fit(images[:1]).partial_fit(images[1:]), images, GRID, 20)
     for channel in range(3):
         own = images[:, channel]
         assert clipped[:, :, :, channel].min() >= own.min()
@@ -178,15 +178,15 @@ def test_few_and_many_windows_give_the_same_fills(images):
     many = WindowGrid((9, 11), (3, 3), (1, 1))
     few = WindowGrid((9, 11), (3, 3), (2, 2))
     sizes = [
-        {group.offset: group.in_whole_grid for group in g.outer_patches((5, 5))}
+        {group.offset: group.in_whole_grid for group in outer_patches(g, (5, 5))}
         for g in (many, few)
     ]
     assert sizes[0][1, 1] >= 9 > sizes[1][1, 1]
     places = many.corner_array.tolist()
     same_places = [places.index(corner) for corner in few.corner_array.tolist()]
     torch.testing.assert_close(
-        prior.conditional_mean(images, few),
-        prior.conditional_mean(images, many)[:, same_places],
+        means_of(prior, images, few),
+        means_of(prior, images, many)[:, same_places],
         rtol=1e-9,
         atol=1e-9,
     )
@@ -194,14 +194,14 @@ def test_few_and_many_windows_give_the_same_fills(images):
 
 def test_windows_may_be_asked_for_in_parts(images):
     prior = GaussianPatchPrior(5).fit(images)
-    parts = [prior.conditional_mean(images, chunk) for chunk in GRID.chunks(3)]
+    parts = [means_of(prior, images, chunk) for chunk in GRID.chunks(3)]
     torch.testing.assert_close(torch.cat(parts, dim=1), fill(prior, images))
 
 
 def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
     prior = GaussianPatchPrior(5).fit(images)
     grid = WindowGrid((9, 11), (3, 3), (1, 1))
-    expected = prior.conditional_mean(images, grid)
+    expected = means_of(prior, images, grid)
     gathered = []
     from captum_pda.priors.gaussian import fills as gaussian_fills
 
@@ -213,16 +213,16 @@ def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
         return numbers
 
     monkeypatch.setattr(gaussian_fills, "block_pixels", watched)
-    monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 2 * 4)
-    torch.testing.assert_close(prior.conditional_mean(images, grid), expected)
+    monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 4)
+    torch.testing.assert_close(means_of(prior, images, grid), expected)
     assert max(gathered) == 25 * 4
 
 
 def test_operators_are_remembered_within_bounds(images, monkeypatch):
     monkeypatch.setattr("captum_pda.priors.gaussian.fills.REMEMBERED_VALUES", 5000)
     prior = GaussianPatchPrior(5).fit(images)
-    expected = GaussianPatchPrior(5).fit(images).sample(images, GRID, 2, seeded())
-    torch.testing.assert_close(prior.sample(images, GRID, 2, seeded()), expected)
+    expected = samples_of(GaussianPatchPrior(5).fit(images), images, GRID, 2, seeded())
+    torch.testing.assert_close(samples_of(prior, images, GRID, 2, seeded()), expected)
     held = prior._fills._remembered
     assert sum(operators.size for operators in held.values()) <= 5000
 
@@ -271,8 +271,8 @@ def test_a_fit_survives_a_file(settings, images, tmp_path):
     loaded = GaussianPatchPrior.load(path)
     same(prior, loaded, images, 0)
     torch.testing.assert_close(
-        loaded.sample(images, GRID, 3, seeded()),
-        prior.sample(images, GRID, 3, seeded()),
+        samples_of(loaded, images, GRID, 3, seeded()),
+        samples_of(prior, images, GRID, 3, seeded()),
         rtol=0,
         atol=0,
     )
@@ -319,15 +319,15 @@ def test_moving_a_fit(images):
     prior = GaussianPatchPrior(5).fit(images)
     assert prior.to("cpu") is prior
     assert prior.device == torch.device("cpu")
-    assert MarginalPrior().fit(images).to("cpu").conditional_mean(images, GRID).isfinite().all()
+    assert means_of(MarginalPrior().fit(images).to("cpu"), images, GRID).isfinite().all()
 
 
 def test_unfitted_priors_say_what_to_do(images, tmp_path):
     for prior in (GaussianPatchPrior(5), MarginalPrior()):
         with pytest.raises(NotFittedError, match="fit"):
-            prior.conditional_mean(images, GRID)
+            means_of(prior, images, GRID)
         with pytest.raises(NotFittedError, match="fit"):
-            prior.sample(images, GRID, 2)
+            samples_of(prior, images, GRID, 2)
         with pytest.raises(NotFittedError, match="fit"):
             prior.to("cpu")
         assert "not fitted" in repr(prior)
@@ -372,18 +372,16 @@ def test_data_that_cannot_be_fitted(data, error, says):
 def test_fills_that_cannot_be_had(images):
     prior = GaussianPatchPrior(3).fit(images)
     with pytest.raises(ValueError, match="patch_size beyond 3"):
-        prior.conditional_mean(images, GRID)
+        means_of(prior, images, GRID)
     for window in ((3, 11), (9, 11)):
         with pytest.raises(ValueError, match="patch_size beyond 11"):
-            GaussianPatchPrior(6).fit(images).conditional_mean(
-                images, WindowGrid((9, 11), window, (1, 1))
-            )
+            means_of(GaussianPatchPrior(6).fit(images), images, WindowGrid((9, 11), window, (1, 1)))
     with pytest.raises(ValueError, match="2 spatial dimensions"):
-        GaussianPatchPrior(5).fit(images).conditional_mean(
-            images.flatten(2), WindowGrid((99,), (3,), (1,))
+        means_of(
+            GaussianPatchPrior(5).fit(images), images.flatten(2), WindowGrid((99,), (3,), (1,))
         )
     with pytest.raises(ValueError, match="fitted on 3 channels"):
-        GaussianPatchPrior(5).fit(images).conditional_mean(images[:, :2], GRID)
+        means_of(GaussianPatchPrior(5).fit(images), images[:, :2], GRID)
     with pytest.raises(ValueError, match="smaller than the patch"):
         GaussianPatchPrior(10, covariance="full").fit(images)
     with pytest.raises(ValueError, match="2 entries"):
@@ -391,38 +389,36 @@ def test_fills_that_cannot_be_had(images):
 
 
 def test_sizes_out_of_reach_are_named(images, monkeypatch):
-    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_VALUES", 40)
+    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_FACTORED_VALUES", 40)
     prior = GaussianPatchPrior(5).fit(images)
     with pytest.raises(ValueError, match="smaller patch_size"):
-        prior.conditional_mean(images, GRID)
+        means_of(prior, images, GRID)
     small = GaussianPatchPrior((4, 4)).fit(images)
-    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_VALUES", 22)
+    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_FACTORED_VALUES", 22)
     with pytest.raises(ValueError, match="EfficientPDA"):
-        small.sample(images, GRID, 1)
+        samples_of(small, images, GRID, 1)
 
 
 def test_constants_of_every_shape(images):
-    number = ConstantPrior(0.5).conditional_mean(images, GRID)
+    number = means_of(ConstantPrior(0.5), images, GRID)
     assert number.shape == (2, len(GRID), 3, 3, 3)
     assert (number == 0.5).all()
-    each = ConstantPrior(torch.tensor([1.0, 2.0, 3.0])).conditional_mean(images, GRID)
+    each = means_of(ConstantPrior(torch.tensor([1.0, 2.0, 3.0])), images, GRID)
     assert each[1, 4, :, 0, 0].tolist() == [1, 2, 3]
     baseline = make_images(3, 9, 11)
-    whole = ConstantPrior(baseline).conditional_mean(images, GRID)
+    whole = means_of(ConstantPrior(baseline), images, GRID)
     row, column = GRID.corner_array[7]
     torch.testing.assert_close(whole[1, 7], baseline[:, row : row + 3, column : column + 3])
-    torch.testing.assert_close(ConstantPrior(baseline).sample(images, GRID, 2)[1], whole)
+    torch.testing.assert_close(samples_of(ConstantPrior(baseline), images, GRID, 2)[1], whole)
     with pytest.raises(ValueError, match="3 numbers"):
-        ConstantPrior(torch.zeros(2)).conditional_mean(images, GRID)
+        means_of(ConstantPrior(torch.zeros(2)), images, GRID)
 
 
 def test_marginal_needs_one_shape(images):
     with pytest.raises(ValueError, match="one shape"):
         MarginalPrior().fit([images, images[..., :-1]])
     with pytest.raises(ValueError, match="fitted on images of shape"):
-        MarginalPrior().fit(images).conditional_mean(
-            images[..., :-1], WindowGrid((9, 10), (3, 3), (1, 1))
-        )
+        means_of(MarginalPrior().fit(images), images[..., :-1], WindowGrid((9, 10), (3, 3), (1, 1)))
 
 
 def test_the_empirical_mean_follows_its_generator(images):
@@ -436,7 +432,8 @@ def test_the_empirical_mean_follows_its_generator(images):
     many = EmpiricalMeanPrior(prior, 4000, generator)
     torch.testing.assert_close(fill(many, images), fill(prior, images), rtol=0, atol=0.3)
     torch.testing.assert_close(
-        noisy[0].sample(images, GRID, 2, seeded()), prior.sample(images, GRID, 2, seeded())
+        samples_of(noisy[0], images, GRID, 2, seeded()),
+        samples_of(prior, images, GRID, 2, seeded()),
     )
     with pytest.raises(ValueError, match="n_samples"):
         EmpiricalMeanPrior(prior, 0)
@@ -444,7 +441,7 @@ def test_the_empirical_mean_follows_its_generator(images):
 
 def test_the_empirical_mean_of_many_large_values_in_half_precision(images):
     many = EmpiricalMeanPrior(ConstantPrior(-1000.0), 500)
-    fills = many.conditional_mean(images.half(), GRID)
+    fills = means_of(many, images.half(), GRID)
     torch.testing.assert_close(fills, torch.full_like(fills, -1000.0))
 
 
@@ -457,7 +454,7 @@ def test_every_prior_follows_the_protocol(images):
     ):
         assert isinstance(prior, PatchPrior)
         assert fill(prior, images).shape == (2, len(GRID), 3, 3, 3)
-        assert prior.sample(images, GRID, 4, seeded()).shape == (4, 2, len(GRID), 3, 3, 3)
+        assert samples_of(prior, images, GRID, 4, seeded()).shape == (4, 2, len(GRID), 3, 3, 3)
         assert type(prior).__name__ in repr(prior)
 
 
@@ -466,12 +463,12 @@ def test_fills_do_not_depend_on_what_was_filled_before():
     large = make_images(1, 3, 40, 40)
     dense, sparse = (WindowGrid((40, 40), (3, 3), (stride, stride)) for stride in (1, 3))
     prior = GaussianPatchPrior(7).fit(large)
-    expected = prior.conditional_mean(large, sparse), prior.sample(large, sparse, 2, seeded())
+    expected = means_of(prior, large, sparse), samples_of(prior, large, sparse, 2, seeded())
     prior = GaussianPatchPrior(7).fit(large)
-    prior.conditional_mean(large, dense)
-    prior.sample(large, dense, 2)
-    assert torch.equal(prior.conditional_mean(large, sparse), expected[0])
-    assert torch.equal(prior.sample(large, sparse, 2, seeded()), expected[1])
+    means_of(prior, large, dense)
+    samples_of(prior, large, dense, 2)
+    assert torch.equal(means_of(prior, large, sparse), expected[0])
+    assert torch.equal(samples_of(prior, large, sparse, 2, seeded()), expected[1])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.regions.protocol import Integers
 
 #: The most values whose covariance is factored (2 GiB in double precision).
-MOST_VALUES = 16384
+MOST_FACTORED_VALUES = 16384
 TENFOLDS = 5
 
 
@@ -53,7 +52,7 @@ class Conditional:
     def sample_factor(self) -> Tensor:
         """The Cholesky factor of the conditional covariance, (groups, window, window values)."""
         values = self.window_mean.shape[1]
-        if values > MOST_VALUES:
+        if values > MOST_FACTORED_VALUES:
             raise ValueError(
                 f"a window of {values} values is too large to draw samples of; use a smaller "
                 "window, channels='independent', or EfficientPDA, which needs no samples"
@@ -62,7 +61,7 @@ class Conditional:
         covariance = own - self._cross.mT @ self.operator
         return loaded_factor((covariance + covariance.mT) / 2, self._loading)
 
-    def explain(self, deviation: Tensor, without_matrix: bool) -> Tensor:
+    def project(self, deviation: Tensor, without_matrix: bool) -> Tensor:
         """S_wr S_rr^-1 (x_r - m_r) without forming the operator: cheaper for few windows.
 
         Args:
@@ -81,10 +80,10 @@ class Conditional:
     @cached_property
     def _ring_factor(self) -> Tensor:
         values = self.ring_mean.shape[1]
-        if values > MOST_VALUES:
+        if values > MOST_FACTORED_VALUES:
             raise ValueError(
                 f"the ring around a window has {values} values, and conditioning on more than "
-                f"{MOST_VALUES} is out of reach; use a smaller patch_size, or "
+                f"{MOST_FACTORED_VALUES} is out of reach; use a smaller patch_size, or "
                 "channels='independent'"
             )
         return loaded_factor(self._moments.covariance(self._ring, self._ring), self._loading)
@@ -115,17 +114,3 @@ def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
         "a patch covariance is not positive definite, even with its diagonal loading raised "
         f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
     )
-
-
-def middle_of(fitted: tuple[int, ...], patch: tuple[int, ...]) -> Integers:
-    """Where a patch that is smaller than the fitted one is taken from: its middle."""
-    return np.subtract(fitted, patch) // 2
-
-
-def ring_and_window(
-    patch: tuple[int, ...], offset: tuple[int, ...], window: tuple[int, ...]
-) -> tuple[Integers, Integers]:
-    """The places of a patch outside a window at ``offset``, and inside it, in row-major order."""
-    places = np.indices(patch).reshape(len(patch), -1).T
-    inside = ((places >= offset) & (places < np.add(offset, window))).all(axis=1)
-    return places[~inside], places[inside]

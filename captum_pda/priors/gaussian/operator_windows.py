@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from captum_pda.device_sync import moved_like
 from captum_pda.priors.gaussian.conditioning import Conditional
 
 
-class ManyWindows:
+class OperatorWindows:
     """A conditional distribution as matrices, which cost much once and little for each window.
 
     Args:
@@ -18,10 +19,10 @@ class ManyWindows:
     """
 
     def __init__(self, conditional: Conditional, drawing: bool, like: Tensor) -> None:
-        self._ring_mean = conditional.ring_mean.to(like).unsqueeze(1)
-        self._window_mean = conditional.window_mean.to(like).unsqueeze(1)
-        self._operator = conditional.operator.to(like)
-        self._sample_factor = conditional.sample_factor.to(like) if drawing else None
+        self._ring_mean = moved_like(conditional.ring_mean, like).unsqueeze(1)
+        self._window_mean = moved_like(conditional.window_mean, like).unsqueeze(1)
+        self._operator = moved_like(conditional.operator, like)
+        self._sample_factor = moved_like(conditional.sample_factor, like) if drawing else None
 
     @property
     def size(self) -> int:

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from captum_pda import device_sync
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.errors import NotFittedError
+from captum_pda.fingerprints import fingerprint
 from captum_pda.prediction.inputs import check_choice, check_count
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.gaussian import storage
 from captum_pda.priors.gaussian.across_ranks import merge_moments
-from captum_pda.priors.gaussian.fills import GaussianFills
+from captum_pda.priors.gaussian.fills import Draws, GaussianFills
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.patch_moments import PatchMoments
 from captum_pda.priors.gaussian.stationary_moments import StationaryMoments
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,7 +36,7 @@ class GaussianPatchPrior:
     mean m_w + S_wr S_rr^-1 (x_r - m_r), covariance S_ww - S_wr S_rr^-1 S_rw.
 
     Args:
-        patch_size: the outer patch, an int or one a spatial dimension; larger than the windows.
+        patch_size: the outer patch, an int or one per spatial dimension; larger than the windows.
         covariance: "stationary" (mean and autocovariance only; can be fitted on one image, serves
             any smaller window) or "full" (mean and covariance of whole patches, the papers' model).
         channels: "joint", or "independent" to treat each channel by itself.
@@ -149,16 +151,14 @@ class GaussianPatchPrior:
         return self
 
     def _add(self, batch: Tensor) -> None:
-        # Apple's graphics cards have no double precision.
-        device = "cpu" if batch.device.type == "mps" else batch.device
-        images = batch.detach().to(device, torch.float64)
+        images = device_sync.in_double(batch.detach())
         moments = self._moments
         if moments is None:
             patch = self._patch_for(images.dim() - 2)
             joint = self.channels == "joint"
             moments = COVARIANCES[self.covariance].empty(patch, joint, images)
         else:
-            self._check_channels(images)
+            self._check_channels(images.shape[1])
             images = images.to(self.device)
         moments.update(images)
         self._moments = moments
@@ -175,41 +175,41 @@ class GaussianPatchPrior:
 
     # Filling windows
 
-    def conditional_mean(self, inputs: Tensor, grid: WindowGrid) -> Tensor:
-        """The expected content of each window given the ring around it, (N, W, C, *window)."""
-        return self._fills_for(inputs, grid).fill(inputs, grid)[0]
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        """The expected content of each window given the ring around it, (W, C, *window)."""
+        return self._fills_for(example, regions).fill(example, regions, Draws())[0]
 
     def sample(
         self,
-        inputs: Tensor,
-        grid: WindowGrid,
+        example: Tensor,
+        regions: Windows,
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draws of each window given the ring around it, (S, N, W, C, *window)."""
-        n_samples = check_count("n_samples", n_samples)
-        samples = self._fills_for(inputs, grid).fill(inputs, grid, n_samples, generator)
+        """Draws of each window given the ring around it, (S, W, C, *window)."""
+        draws = Draws(check_count("n_samples", n_samples), generator)
+        samples = self._fills_for(example, regions).fill(example, regions, draws)
         if self.clip_samples:
-            low, high = self._fitted()[1].to(inputs)
-            shape = (-1, *(1 for _ in grid.window))
+            low, high = device_sync.moved_like(self._fitted()[1], example)
+            shape = (-1, *(1 for _ in regions.window))
             samples = samples.clamp(low.reshape(shape), high.reshape(shape))
         return samples
 
-    def _fills_for(self, inputs: Tensor, grid: WindowGrid) -> GaussianFills:
+    def _fills_for(self, example: Tensor, regions: Windows) -> GaussianFills:
         moments, _ = self._fitted()
-        self._check_channels(inputs)
-        if len(grid.window) != len(moments.patch):
+        self._check_channels(len(example))
+        if len(regions.window) != len(moments.patch):
             raise ValueError(
-                f"this prior was fitted on {len(moments.patch)} spatial dimensions; inputs have "
-                f"{len(grid.window)}"
+                f"this prior was fitted on {len(moments.patch)} spatial dimensions; the example "
+                f"has {len(regions.window)}"
             )
-        for width, size, extent in zip(grid.window, moments.patch, grid.space, strict=True):
+        for width, size, extent in zip(regions.window, moments.patch, regions.space, strict=True):
             # A window may cover an axis, if the patch does too.
             if width > size or width == size < extent:
                 raise ValueError(
-                    f"a window of {grid.window} leaves nothing to condition on in an outer patch "
-                    f"of {moments.patch}; use a smaller window, or fit with a patch_size beyond "
-                    f"{max(grid.window)}"
+                    f"a window of {regions.window} leaves nothing to condition on in an outer "
+                    f"patch of {moments.patch}; use a smaller window, or fit with a patch_size "
+                    f"beyond {max(regions.window)}"
                 )
         fills = self._fills
         if fills is None:
@@ -223,8 +223,9 @@ class GaussianPatchPrior:
         return {**self.__dict__, "_fills": None}
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the fit to another device."""
+        """Move the fit to another device, or to the CPU for one without double precision."""
         moments, extremes = self._fitted()
+        device = device_sync.double_device(device)
         self._moments, self._range, self._fills = moments.to(device), extremes.to(device), None
         return self
 
@@ -234,13 +235,7 @@ class GaussianPatchPrior:
         storage.save(
             path,
             {**moments.tensors, "range": extremes},
-            {
-                "patch_size": list(moments.patch),
-                "covariance": self.covariance,
-                "channels": self.channels,
-                "regularization": self.regularization,
-                "clip_samples": self.clip_samples,
-            },
+            {"patch_size": list(moments.patch), **self._options()},
             overwrite,
         )
 
@@ -267,14 +262,24 @@ class GaussianPatchPrior:
 
     # What is fitted
 
-    def fingerprinted(self) -> list[object]:
-        """What fills depend on, and so what a hash of this prior is made of."""
+    def settings(self) -> dict[str, object]:
+        """What fills depend on, as plain values: the options, and a hash of the fitted numbers."""
         moments, extremes = self._fitted()
-        return [
-            moments.tensors,
-            extremes,
-            [self.covariance, self.channels, self.regularization, self.clip_samples],
-        ]
+        return {
+            "kind": "GaussianPatchPrior",
+            "patch_size": list(moments.patch),
+            **self._options(),
+            "fit_sha256": fingerprint([moments.tensors, extremes]),
+        }
+
+    def _options(self) -> dict[str, object]:
+        """The arguments beside the patch size."""
+        return {
+            "covariance": self.covariance,
+            "channels": self.channels,
+            "regularization": self.regularization,
+            "clip_samples": self.clip_samples,
+        }
 
     @property
     def device(self) -> torch.device:
@@ -294,11 +299,11 @@ class GaussianPatchPrior:
             )
         return self._moments, self._range
 
-    def _check_channels(self, images: Tensor) -> None:
-        if images.shape[1] != self.n_channels:
+    def _check_channels(self, n_channels: int) -> None:
+        if n_channels != self.n_channels:
             raise ValueError(
                 f"this prior was fitted on {self.n_channels} channels; these images have "
-                f"{images.shape[1]}"
+                f"{n_channels}"
             )
 
     def _patch_for(self, dims: int) -> tuple[int, ...]:

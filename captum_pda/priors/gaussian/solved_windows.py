@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda.device_sync import in_double, moved_like
 from captum_pda.priors.gaussian.conditioning import (
     Conditional,
     diagonal_loading,
     loaded_factor,
-    middle_of,
 )
 from captum_pda.priors.gaussian.moments import Moments
+from captum_pda.priors.gaussian.outer_patches import middle_of
 
 #: Windows at one place up to which the covariance between ring and window is not repaid.
 VERY_FEW = 16
@@ -67,11 +68,11 @@ class WholePatches:
                 places = places + middle_of(self._moments.patch, patch)
                 covariance = self._moments.covariance(places, places)
                 loading = diagonal_loading(self._moments, self._regularization)
-                self._last = key, loaded_factor(covariance, loading).to(like)
+                self._last = key, moved_like(loaded_factor(covariance, loading), like)
             return self._last[1]
 
 
-class FewWindows:
+class SolvedWindows:
     """Works out nothing that only many windows would repay.
 
     The mean needs one solution with S_rr for each window, and no operator. Samples follow
@@ -128,10 +129,10 @@ class FewWindows:
     def _expected(self, rings: Tensor) -> Tensor:
         """m_w + S_wr S_rr^-1 (x_r - m_r) of rings (S, groups, windows, values)."""
         means = self._conditional.ring_mean, self._conditional.window_mean
-        deviation = rings.to(means[0]) - means[0].unsqueeze(1)
-        explained = self._conditional.explain(deviation.movedim(0, 1).flatten(1, 2), self._very_few)
+        deviation = in_double(rings).to(means[0].device) - means[0].unsqueeze(1)
+        explained = self._conditional.project(deviation.movedim(0, 1).flatten(1, 2), self._very_few)
         by_sample = explained.reshape(*deviation.movedim(0, 1).shape[:3], -1).movedim(1, 0)
-        return (by_sample + means[1].unsqueeze(1)).to(rings)
+        return moved_like(by_sample + means[1].unsqueeze(1), rings)
 
 
 def are_few(windows: int, ring: int, window: int, drawing: bool) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 def fingerprint(value: Any) -> str:
     """A hash of numbers: of a tensor, the weights of a model, a fitted prior, or plain values.
 
-    An object that is none of these is known by its class and attributes; a function by its name.
+    An object that is none of these is known by its class and its ``settings()``, or without that
+    method by its attributes; a function by its name.
     """
     digest = hashlib.sha256()
     _add(digest, value)
@@ -41,8 +42,8 @@ def _add(digest: Any, value: Any) -> None:
         digest.update(repr(len(value)).encode())
         for part in value:
             _add(digest, part)
-    elif hasattr(value, "fingerprinted"):
-        _add(digest, (type(value).__qualname__, value.fingerprinted()))
+    elif callable(getattr(value, "settings", None)) and not isinstance(value, type):
+        _add(digest, (type(value).__qualname__, value.settings()))
     elif callable(value):
         digest.update(getattr(value, "__qualname__", type(value).__qualname__).encode())
     elif hasattr(value, "__dict__"):

@@ -1,0 +1,73 @@
+"""Where the outer patch of each region lies, and where the region sits within it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from captum_pda.regions.protocol import Integers, Windows, row_major_steps
+
+
+@dataclass(frozen=True)
+class OuterPatchGroup:
+    """The windows that sit at the same place within their outer patch.
+
+    ``offset`` is that place, ``members`` are the windows' numbers among those given, ``corners``
+    the corners of their outer patches, and ``in_whole_grid`` counts such windows among all that
+    these were taken from.
+    """
+
+    offset: tuple[int, ...]
+    members: Integers
+    corners: Integers
+    in_whole_grid: int
+
+
+def outer_patches(regions: Windows, patch: tuple[int, ...]) -> Iterator[OuterPatchGroup]:
+    """Group windows by where they sit within an outer patch of this shape.
+
+    The patch is centred on its window, and moved inside the input at the border; where the input is
+    smaller than the patch, the patch is cut to the input.
+    """
+    fitted = np.minimum(patch, regions.space)
+    corners = patch_corners(regions.corner_array, regions.window, fitted, regions.space)
+    offsets = regions.corner_array - corners
+    everywhere = getattr(regions, "whole", regions).corner_array
+    all_offsets = everywhere - patch_corners(everywhere, regions.window, fitted, regions.space)
+    # One number for each place, since rows of integers take far longer to compare.
+    steps = row_major_steps(tuple(fitted))
+    counts = np.bincount(all_offsets @ steps)
+    numbers, first, group = np.unique(offsets @ steps, return_index=True, return_inverse=True)
+    for position, (number, example) in enumerate(zip(numbers, first, strict=True)):
+        members = np.flatnonzero(group.reshape(-1) == position)
+        yield OuterPatchGroup(
+            offset=tuple(offsets[example].tolist()),
+            members=members,
+            corners=corners[members],
+            in_whole_grid=int(counts[number]),
+        )
+
+
+def patch_corners(
+    corners: Integers, window: tuple[int, ...], patch: Integers, space: tuple[int, ...]
+) -> Integers:
+    """Where outer patches start: centred on their windows, then moved inside the input."""
+    margin = np.maximum(np.subtract(patch, window), 0) // 2
+    moved: Integers = np.clip(corners - margin, 0, np.subtract(space, patch))
+    return moved
+
+
+def middle_of(fitted: tuple[int, ...], patch: tuple[int, ...]) -> Integers:
+    """Where a patch that is smaller than the fitted one is taken from: its middle."""
+    return np.subtract(fitted, patch) // 2
+
+
+def ring_and_window(
+    patch: tuple[int, ...], offset: tuple[int, ...], window: tuple[int, ...]
+) -> tuple[Integers, Integers]:
+    """The places of a patch outside a window at ``offset``, and inside it, in row-major order."""
+    places = np.indices(patch).reshape(len(patch), -1).T
+    inside = ((places >= offset) & (places < np.add(offset, window))).all(axis=1)
+    return places[~inside], places[inside]
