@@ -5,6 +5,8 @@ Reading a value waits for the device, so none of these is called once a window o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,10 +36,15 @@ def draw_seed(generator: torch.Generator | None) -> int:
     return int(draw)
 
 
-def generator_for(seed: int, first_window: int, device: torch.device) -> torch.Generator:
-    """A generator whose draws depend on the seed and on which window comes first, and so not on
-    how much was drawn before it."""
-    state = np.random.SeedSequence([seed % 2**64, first_window]).generate_state(1, np.uint64)
+def generator_for(numbers: Sequence[int], device: torch.device) -> torch.Generator:
+    """A generator whose draws depend on these numbers, and so not on how much was drawn before.
+
+    The first is a seed. Zeros at the end count for nothing.
+    """
+    words = list(numbers)
+    while len(words) > 2 and words[-1] == 0:
+        words.pop()
+    state = np.random.SeedSequence([word % 2**64 for word in words]).generate_state(1, np.uint64)
     return torch.Generator(device=device).manual_seed(int(state[0] >> np.uint64(1)))
 
 

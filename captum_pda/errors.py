@@ -31,7 +31,7 @@ class NonFiniteOutputError(ValueError):
         return type(self), (str(self), self.result)
 
 
-def carry(error: BaseException, result: object) -> None:
+def attach_result(error: BaseException, result: object) -> None:
     """Let whatever stopped a run carry what was finished by then, as its ``result``."""
     error.result = result  # type: ignore[attr-defined]
     if sys.version_info >= (3, 11):

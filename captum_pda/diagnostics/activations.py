@@ -107,12 +107,12 @@ def activation_statistics(
     samples = SampledPDA(units, **settings).evidence(
         *common, n_samples=1, generator=generator, windows=grid.pick([number] * n_samples)
     )
-    activations = samples.scores_without[0][0].double()
+    activations = samples.parts[0].scores[0].double()
     return ActivationStatistics(
         activations.mean(dim=0),
         activations.std(dim=0) if n_samples > 1 else torch.zeros_like(activations[0]),
         activations.clamp_min(0).mean(dim=0),
-        at_mean.scores_without[0][0, 0].double(),
+        at_mean.parts[0].scores[0, 0].double(),
         at_mean.scores[0].double(),
         n_samples,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ def strongest_windows(
 
     Windows overlap their neighbours, which say nearly the same; so a window is left out where it
     overlaps a stronger one of its kind. There may be fewer than ``n``, as only windows that do
-    speak for the class (or against it) are listed.
+    speak for the class (or against it) are listed. Of several sizes, a window counts by its
+    evidence relative to the spread of its size, since larger windows hold more; of both contexts,
+    by the mean of what is lost without it and what it says by itself.
 
     Args:
         evidence: the evidence of one example with one input tensor.
@@ -44,35 +47,68 @@ def strongest_windows(
         >>> speak_for[0].corner, speak_for[0].value
         ((96, 40), 1.73)
     """
-    if len(evidence.grids) != 1 or len(evidence.scores) != 1:
+    if len(evidence.inputs) != 1 or len(evidence.scores) != 1:
         raise ValueError(
-            f"evidence holds {len(evidence.scores)} examples with {len(evidence.grids)} input "
+            f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
             "tensors each; explain a single example with a single input to list its windows"
         )
-    values = evidence.window_values(target)
-    each = values[0] if isinstance(values, tuple) else values
-    return pick_strongest(each[0], evidence.grids[0], n)
+    found: dict[tuple[int, ...], tuple[Sequence[Windows], list[Tensor]]] = {}
+    for part in evidence.parts:
+        if part.depth == "input":
+            _, values = found.setdefault(part.size, (part.regions.boxes(0), []))
+            values.append(part.values(target)[0])
+    return pick_strongest(
+        [(boxes, torch.stack(values).mean(dim=0)) for boxes, values in found.values()], n
+    )
 
 
 def pick_strongest(
-    values: Tensor, grid: WindowGrid, n: int
+    sizes: Sequence[tuple[Sequence[Windows], Tensor]], n: int
 ) -> tuple[list[StrongWindow], list[StrongWindow]]:
-    """The strongest windows for and against, from one value a window (W,)."""
+    """The strongest windows for and against, from those of each size and their values (W,)."""
     n = check_count("n", n)
-    bits = torch.nan_to_num(values.detach().double(), posinf=0.0, neginf=0.0).cpu().numpy()
-    return _pick(bits, grid, n), _pick(bits, grid, n, sign=-1)
+    corners: list[npt.NDArray[np.int64]] = []
+    shapes: list[npt.NDArray[np.int64]] = []
+    values, strengths = [], []
+    for boxes, bits in sizes:
+        plain = torch.nan_to_num(bits.detach().double(), posinf=0.0, neginf=0.0).cpu().numpy()
+        spread = float(plain.std()) if len(sizes) > 1 else 1.0
+        corners.extend(windows.corner_array for windows in boxes)
+        shapes.extend(np.tile(windows.window, (len(windows), 1)) for windows in boxes)
+        values.append(plain)
+        strengths.append(plain / (spread or 1.0))
+    candidates = _Candidates(
+        np.concatenate(corners),
+        np.concatenate(shapes),
+        np.concatenate(values),
+        np.concatenate(strengths),
+    )
+    return candidates.strongest(n), candidates.strongest(n, sign=-1)
 
 
-def _pick(
-    values: npt.NDArray[np.float64], grid: WindowGrid, n: int, sign: int = 1
-) -> list[StrongWindow]:
-    """The n highest of ``sign * values`` that are positive and do not overlap."""
-    corners, window = grid.corner_array, np.asarray(grid.window)
-    candidates = sign * values > 0
-    chosen: list[StrongWindow] = []
-    while candidates.any() and len(chosen) < n:
-        best = int(np.argmax(np.where(candidates, sign * values, -np.inf)))
-        corner = tuple(int(start) for start in corners[best])
-        chosen.append(StrongWindow(corner, grid.window, float(values[best])))
-        candidates &= (np.abs(corners - corners[best]) >= window).any(axis=1)
-    return chosen
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Windows with their corners and shapes (W, dims), values and strengths (W,)."""
+
+    corners: npt.NDArray[np.int64]
+    shapes: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    strengths: npt.NDArray[np.float64]
+
+    def strongest(self, n: int, sign: int = 1) -> list[StrongWindow]:
+        """The n highest of ``sign * strengths`` that are positive and do not overlap."""
+        left = sign * self.values > 0
+        chosen: list[StrongWindow] = []
+        while left.any() and len(chosen) < n:
+            best = int(np.argmax(np.where(left, sign * self.strengths, -np.inf)))
+            low, shape = self.corners[best], self.shapes[best]
+            chosen.append(
+                StrongWindow(
+                    tuple(int(start) for start in low),
+                    tuple(int(side) for side in shape),
+                    float(self.values[best]),
+                )
+            )
+            apart = (self.corners >= low + shape) | (self.corners + self.shapes <= low)
+            left &= apart.any(axis=1)
+        return chosen

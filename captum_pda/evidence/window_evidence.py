@@ -1,49 +1,47 @@
-"""The evidence of every window for every output, and the maps drawn from it."""
+"""The evidence of every region for every output, and the maps drawn from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
+from captum_pda.evidence.combine import weighted_mean, weights
+from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.reading import Quantity, Reading
 from captum_pda.prediction.inputs import attribution_dtype
-from captum_pda.prediction.measures import Measure
-from captum_pda.prediction.targets import target_columns
-from captum_pda.regions.window_grid import WindowGrid
-
-
-def to_attribution(values: Tensor, grid: WindowGrid, like: Tensor) -> Tensor:
-    """Average window values (N, W) onto an input, every channel of a pixel alike."""
-    averaged = grid.average(values).to(attribution_dtype(like))
-    return averaged.unsqueeze(1).expand(like.shape).contiguous()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WindowEvidence:
-    """What every window says about every output, from one set of forward passes.
+    """What every region says about every output, from one set of forward passes.
 
-    Made by ``EfficientPDA.evidence`` and ``SampledPDA.evidence``.
+    Made by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Windows of
+    several sizes, contexts and depths are its parts; a map of several parts M_k is their weighted
+    mean, in the same unit,
+
+        M = sum_k (M_k / s_k) / sum_k (1 / s_k),
+
+    with s_k the standard deviation of M_k over its pixels, so that no size drowns another.
 
     Args:
         inputs: the explained tensors.
-        grids: the windows of each tensor.
         scores: log-odds in nats (or raw outputs) with everything seen, (N, columns).
-        scores_without: the same without each window, (N, W, columns) a tensor.
-        output_shape: the shape of one example's output, whose flat columns these are.
-        output: "logits", "probabilities" or "raw".
-        measure: what differences are measured in.
+        parts: the regions of each size, context and depth.
+        reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
-        errors_without: the standard errors of ``scores_without``, where there were several samples.
-        drawn: how many samples each window had, (N, W) a tensor.
+        prior: what was expected in the place of regions; None fitted one to each example.
 
     Example::
 
-        >>> evidence = EfficientPDA(model).evidence(image)
+        >>> evidence = EfficientPDA(model).evidence(image, scales=(16, 32, 64))
         >>> evidence.attribution(husky)              # for and against "husky"
         >>> evidence.contrast(husky, wolf)           # why "husky" rather than "wolf"?
+        >>> evidence.at(32).attribution(husky)       # windows of 32 x 32 alone
 
         >>> evidence = SampledPDA(model).evidence(image, n_samples=50, tolerance=0.1)
         >>> evidence.standard_error(husky)           # of each window's value, in bits
@@ -51,22 +49,33 @@ class WindowEvidence:
     """
 
     inputs: tuple[Tensor, ...]
-    grids: tuple[WindowGrid, ...]
     scores: Tensor
-    scores_without: tuple[Tensor, ...]
-    output_shape: tuple[int, ...]
-    output: str
-    measure: Measure
-    is_tuple: bool
-    errors_without: tuple[Tensor, ...] = ()
-    drawn: tuple[Tensor, ...] = ()
+    parts: tuple[EvidencePart, ...]
+    reading: Reading
+    is_tuple: bool = False
+    prior: Any = None
 
     def __repr__(self) -> str:
-        windows = ", ".join(str(len(grid)) for grid in self.grids)
+        parts = ", ".join(map(repr, self.parts))
         return (
-            f"WindowEvidence({len(self.scores)} examples, {windows} windows, outputs "
-            f"{self.output_shape}, {self.output}, {self.measure.name})"
+            f"WindowEvidence({len(self.scores)} examples, outputs {self.output_shape}, "
+            f"{self.output}, {self.measure}: {parts})"
         )
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of one example's output."""
+        return self.reading.output_shape
+
+    @property
+    def output(self) -> str:
+        """How the model's outputs are read: "logits", "probabilities" or "raw"."""
+        return self.reading.output
+
+    @property
+    def measure(self) -> str:
+        """The name of the measure."""
+        return self.reading.measure
 
     @property
     def probabilities(self) -> Tensor:
@@ -75,43 +84,60 @@ class WindowEvidence:
             raise ValueError("raw outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of the windows, in the order of the parts."""
+        return tuple(dict.fromkeys(part.size for part in self.parts))
+
+    def at(self, size: int | Sequence[int]) -> WindowEvidence:
+        """The evidence of windows of one size alone."""
+        wanted = (size,) if isinstance(size, int) else tuple(size)
+        return self._only(
+            lambda part: (
+                part.size == wanted or (len(wanted) == 1 and set(part.size) == set(wanted))
+            ),
+            f"windows of size {size}; there are {self._listed(part.size for part in self.parts)}",
+        )
+
+    def in_context(self, context: str) -> WindowEvidence:
+        """The evidence in the "full" or the "empty" context alone."""
+        found = self._listed(part.context for part in self.parts)
+        return self._only(lambda part: part.context == context, f"context {context!r}; has {found}")
+
+    def at_depth(self, depth: str) -> WindowEvidence:
+        """The evidence of regions of the "input", or of a layer's feature map, alone."""
+        found = self._listed(part.depth for part in self.parts)
+        return self._only(lambda part: part.depth == depth, f"depth {depth!r}; has {found}")
+
     def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The evidence of each window for ``target``, (N, W)."""
-        columns = self._columns(target, "target")
-        return self._differences(lambda scores: self.measure.value(_pick(scores, columns)))
+        """The evidence of each region for ``target``, (N, W), part after part."""
+        return self._each(lambda part: part.values(target))
 
     def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
-        return self._maps(self.window_values(target))
+        return self._maps(self.reading.quantity(target))
+
+    def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
+        """The map of what speaks for ``first`` rather than ``second``.
+
+        In bits, log2 P(first)/P(second) with the region seen less the same without it; for raw
+        outputs and probability differences, the difference of the two maps.
+        """
+        return self._maps(self.reading.rather(first, second))
 
     def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The map of a run that was stopped: each pixel has the mean of the finished windows that
+        """The map of a run that was stopped: each pixel has the mean of the finished regions that
         cover it, and NaN where there is none."""
-        values = self.window_values(target)
-        each = values if isinstance(values, tuple) else (values,)
-        return format_output(
-            self.is_tuple,
-            tuple(
-                to_attribution(value.nan_to_num(0, 0, 0), grid, tensor)
-                / to_attribution(value.isfinite().to(value.dtype), grid, tensor)
-                for value, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
-            ),
-        )
+        return self._maps(self.reading.quantity(target), unfinished=True)
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """P(c|x without w) of ``target`` for each window w, or the raw output, (N, W)."""
-        columns = self._columns(target, "target")
-        return format_output(
-            self.is_tuple,
-            tuple(
-                self.measure.prediction(_pick(without, columns)) for without in self.scores_without
-            ),
-        )
+        """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
+        return self.in_context("full")._each(lambda part: part.predictions(target))
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
-        """How many contents of each window the model has seen, (N, W)."""
-        return format_output(self.is_tuple, self.drawn)
+        """How many contents of each region the model has seen, (N, W)."""
+        return self._each(lambda part: part.drawn)
 
     def standard_error(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The standard error of each of the ``window_values``, (N, W), from the samples' spread.
@@ -120,72 +146,81 @@ class WindowEvidence:
         probabilities, s / sqrt(S) / (p (1 - p) ln 2) bits of log-odds; s / sqrt(S) for probability
         differences and raw outputs, and s / sqrt(S) / (p ln 2) for information differences.
         """
-        if not self.errors_without:
-            raise ValueError(
-                "a standard error needs two samples or more of each window; use "
-                "SampledPDA(...).evidence(inputs, n_samples=10)"
-            )
-        columns = self._columns(target, "target")
-        return format_output(
-            self.is_tuple,
-            tuple(
-                _pick(errors, columns) * self.measure.slope(_pick(without, columns))
-                for errors, without in zip(self.errors_without, self.scores_without, strict=True)
-            ),
-        )
+        return self._each(lambda part: part.standard_error(target))
 
     def standard_error_map(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The standard error of each value of ``attribution``, of the inputs' shape.
 
-        A pixel is the mean of the n windows that cover it. They are sampled independently, so its
-        error is the root of the sum of their squared errors, divided by n.
+        A pixel is the mean of the n regions that cover it. They are sampled independently, so its
+        error is the root of the sum of their squared errors, divided by n; over several parts, the
+        root of the sum of the squared errors times squared weights.
         """
-        errors = self.standard_error(target)
-        each = errors if isinstance(errors, tuple) else (errors,)
-        return format_output(
-            self.is_tuple,
-            tuple(
-                to_attribution(error**2, grid, tensor).div(grid.coverage(tensor.device)).sqrt()
-                for error, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
-            ),
-        )
-
-    def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
-        """The map of what speaks for ``first`` rather than ``second``.
-
-        In bits, log2 P(first)/P(second) with the window seen less the same without it; for raw
-        outputs and probability differences, the difference of the two maps.
-        """
-        firsts = self._columns(first, "first")
-        seconds = self._columns(second, "second")
-        return self._maps(
-            self._differences(
-                lambda scores: self.measure.contrast(_pick(scores, firsts), _pick(scores, seconds))
+        maps = []
+        for number, tensor in enumerate(self.inputs):
+            parts = self._parts_of(number)
+            space = tuple(tensor.shape[2:])
+            shares = weights([part.map(part.values(target), space) for part in parts])
+            squares = [
+                part.map(part.standard_error(target) ** 2, space)
+                / part.regions.coverage(tensor.device)
+                for part in parts
+            ]
+            total = sum(
+                square * share.reshape(-1, *[1] * len(space)) ** 2
+                for square, share in zip(squares, shares, strict=True)
             )
-        )
+            maps.append(to_attribution(torch.as_tensor(total).sqrt(), tensor))
+        return format_output(self.is_tuple, tuple(maps))
 
-    def _columns(self, target: TargetType, name: str) -> Tensor:
-        columns = target_columns(target, len(self.scores), self.output_shape, name)
-        return torch.tensor(columns, device=self.scores.device)
+    def _maps(self, quantity: Quantity, unfinished: bool = False) -> Tensor | tuple[Tensor, ...]:
+        """One map per input tensor, of what a quantity gains by each region."""
+        maps = []
+        for number, tensor in enumerate(self.inputs):
+            space = tuple(tensor.shape[2:])
+            each = [
+                _map_of(part, part.differences(quantity), space, unfinished)
+                for part in self._parts_of(number)
+            ]
+            maps.append(to_attribution(weighted_mean(each), tensor))
+        return format_output(self.is_tuple, tuple(maps))
 
-    def _differences(self, quantity: Callable[[Tensor], Tensor]) -> Tensor | tuple[Tensor, ...]:
-        seen = quantity(self.scores.unsqueeze(1))
-        return format_output(
-            self.is_tuple, tuple(seen - quantity(without) for without in self.scores_without)
-        )
-
-    def _maps(self, values: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-        each = values if isinstance(values, tuple) else (values,)
+    def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """Values of the regions (N, W), those of one tensor next to each other."""
         return format_output(
             self.is_tuple,
             tuple(
-                to_attribution(value, grid, tensor)
-                for value, grid, tensor in zip(each, self.grids, self.inputs, strict=True)
+                torch.cat([values(part) for part in self._parts_of(number)], dim=1)
+                for number in range(len(self.inputs))
             ),
         )
 
+    def _parts_of(self, tensor: int) -> list[EvidencePart]:
+        return [part for part in self.parts if part.tensor == tensor]
 
-def _pick(scores: Tensor, columns: Tensor) -> Tensor:
-    """Each example's own column of (N, W, columns) scores, (N, W)."""
-    index = columns[:, None, None].expand(-1, scores.shape[1], 1)
-    return scores.gather(2, index).squeeze(2)
+    def _only(self, wanted: Callable[[EvidencePart], bool], missing: str) -> WindowEvidence:
+        parts = tuple(part for part in self.parts if wanted(part))
+        if not parts:
+            raise ValueError(f"this evidence holds no {missing}")
+        return replace(self, parts=parts)
+
+    @staticmethod
+    def _listed(found: Any) -> str:
+        return ", ".join(str(item) for item in dict.fromkeys(found))
+
+
+def _shape(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (size,) * dims if isinstance(size, int) else tuple(size)
+
+
+def _map_of(part: EvidencePart, values: Tensor, space: tuple[int, ...], unfinished: bool) -> Tensor:
+    """The map of a part; where it is unfinished, of the regions that are done."""
+    if not unfinished:
+        return part.map(values, space)
+    done = part.map(values.isfinite().to(values.dtype), space)
+    return part.map(values.nan_to_num(0, 0, 0), space) / done
+
+
+def to_attribution(values: Tensor, like: Tensor) -> Tensor:
+    """A map (N, *space) for an input, every channel of a pixel alike."""
+    averaged = values.to(attribution_dtype(like))
+    return averaged.unsqueeze(1).expand(like.shape).contiguous()

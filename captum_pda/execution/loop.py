@@ -1,171 +1,144 @@
-"""Fills, engine, read-out: the scores without each window, for every example and tensor."""
+"""The one loop: fills, engine and read-out for every part of a task, example by example."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
-
-import torch
-from torch import Tensor
 
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.engines import BatchSize, Engine, PreparedEngine
-from captum_pda.engines.protocol import Advance, Read
+from captum_pda.engines import BatchSize, PreparedEngine
+from captum_pda.engines.protocol import Advance
+from captum_pda.execution.contents import Contents, ExampleContents
 from captum_pda.execution.progress import ProgressBar
-from captum_pda.execution.rank_chunks import ChunkShare, share_windows
-from captum_pda.execution.sampling_error import StoppingRule
-from captum_pda.execution.window_scores import Enough, SampledScores, sample_scores
-from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.readout import Readout
-from captum_pda.regions.window_grid import WindowGrid
-
-#: From some windows to what may stand there, (S, W, C, *window).
-Fill: TypeAlias = Callable[[WindowGrid], Tensor]
-
-#: Fill values held at once. Chunks depend on nothing but the task, so that the same seed gives
-#: the same draws whatever the batch size.
-VALUES_PER_CHUNK = 2**22
+from captum_pda.execution.rank_chunks import (
+    VALUES_PER_CHUNK,
+    ChunkSizes,
+    RankChunk,
+    bring_together,
+    rank_chunks,
+)
+from captum_pda.execution.task import Execution, Part, Sampling, Scene, Task
+from captum_pda.execution.window_scores import Scoring, WindowScores, score_windows
 
 
-def scores_without_windows(
-    call: ModelCall,
-    inputs: tuple[Tensor, ...],
-    grids: tuple[WindowGrid, ...],
-    fill_for: Callable[[Tensor, WindowGrid], Fill],
-    engine: Engine,
-    readout: Readout,
-    columns: list[int] | None,
-    n_columns: int,
-    n_samples: int,
-    perturbations_per_eval: int | None,
-    progress: str | None,
-    seconds_a_pass: float,
-    keep_errors: bool = False,
-    stopping: StoppingRule | None = None,
-    ranks: Ranks | None = None,
-) -> Iterator[tuple[int, SampledScores]]:
-    """Run the model without each window, one example and one tensor at a time.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A task that is being run, and what is known of it so far.
 
     Args:
-        call: the model with its arguments.
-        inputs: the tensors whose windows are replaced, one tensor at a time.
-        grids: the windows of each tensor.
-        fill_for: makes the source of fills for one example (1, C, *space).
-        engine: how to run the model.
-        readout: how to read its outputs.
-        columns: each example's output column; None keeps all columns.
-        n_columns: how many columns are kept.
-        n_samples: how many fills a window has; with ``stopping``, at most.
-        perturbations_per_eval: copies in a batch, None for an automatic choice.
-        progress: the title of a progress bar, or None for no bar.
-        seconds_a_pass: about how long the model takes for one copy.
-        keep_errors: whether to keep the standard error of each score as well.
-        stopping: when a window has fills enough; None runs all of them.
-        ranks: the processes that share the windows; this one runs its own part only.
-
-    Returns:
-        Whenever some windows are finished, the number of their tensor and all that is known of it
-        so far: the scores of every window marginalised over its fills, (N, W, columns), and NaN
-        for those still to come. So nothing is lost when something stops the run.
+        task: what to compute.
+        sampling: how many contents each region gets.
+        execution: how to run the model.
+        contents: what is put in the place of regions.
+        known: of each part the scores of every region, marginalised over its fills, and NaN for
+            those still to come. So nothing is lost when something stops the run.
     """
-    n_examples = len(inputs[0])
-    batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
-    # Before any batch is halved on one rank only: all must agree on who runs what.
-    shares = [
-        share_windows(
-            fill_chunks(grid, tensor.shape[1], n_samples),
-            max(1, VALUES_PER_CHUNK // (n_samples * n_columns)),
-            max(1, batch_size.rows_for(tensor[:1]) // n_samples),
-            ranks or Ranks(),
+
+    task: Task
+    sampling: Sampling
+    execution: Execution
+    contents: Contents
+    known: tuple[WindowScores, ...]
+
+    @classmethod
+    def of(cls, task: Task, sampling: Sampling, execution: Execution, contents: Contents) -> Run:
+        """A run of which nothing is known yet."""
+        known = tuple(
+            WindowScores.none_yet(reference, len(part.regions), sampling.keep_errors)
+            for part, reference in zip(task.parts, task.references, strict=True)
         )
-        for tensor, grid in zip(inputs, grids, strict=True)
-    ]
-    total = n_examples * n_samples * sum(part.n_windows for share in shares for part in share)
-    with ProgressBar(total, progress, seconds_a_pass) as bar:
-        for position, (tensor, grid, share) in enumerate(zip(inputs, grids, shares, strict=True)):
-            known: SampledScores | None = None
-            for number in range(n_examples if share else 0):
-                example = tensor[number : number + 1]
-                fill = fill_for(example, grid)
-                prepared = engine.prepare(call.for_example(number, position), example, batch_size)
-                for windows, part in _example_scores(
-                    prepared,
-                    example,
-                    share,
-                    fill,
-                    n_samples,
-                    _reader(readout, columns, number),
-                    bar.update,
-                    readout.output,
-                    keep_errors,
-                    partial(stopping.enough, number) if stopping else None,
-                ):
-                    known = known or SampledScores.none_yet(part, n_examples, len(grid))
-                    known.put(number, windows, part)
-                    yield position, known
+        return cls(task, sampling, execution, contents, known)
 
+    def alone(self) -> Run:
+        """The same run as this process knows it, without the other ranks."""
+        return replace(self, execution=replace(self.execution, ranks=Ranks()))
 
-def _example_scores(
-    prepared: PreparedEngine,
-    example: Tensor,
-    shares: list[ChunkShare],
-    fill: Fill,
-    n_samples: int,
-    read: Read,
-    advance: Advance,
-    output: str,
-    keep_errors: bool,
-    enough: Enough | None,
-) -> Iterator[tuple[Tensor, SampledScores]]:
-    """The scores of this rank's windows of one example, some at a time, with their numbers."""
-    for share in shares:
-        chunk = share.chunk[:]  # what it works out about its windows goes with it
-        fills = check_fills(fill(chunk), example, chunk, n_samples)
-        for block in share.blocks:
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything is known."""
+        return any(bool(part.n_drawn.any()) for part in self.known)
+
+    def together(self) -> tuple[WindowScores, ...]:
+        """What is known of each part by any rank."""
+        return tuple(bring_together(part, self.execution.ranks) for part in self.known)
+
+    def finish(self) -> None:
+        """Run the model without each region, one example, tensor and context at a time."""
+        execution, task = self.execution, self.task
+        batch_size = BatchSize(execution.perturbations_per_eval, task.call.values_per_example)
+        # Before any batch is halved on one rank only: all must agree on who runs what.
+        chunks = [self._chunks(part, batch_size) for part in task.parts]
+        total = task.n_examples * sum(
+            chunk.n_windows * self.sampling.in_context(part.context).n_samples
+            for part, own in zip(task.parts, chunks, strict=True)
+            for chunk in own
+        )
+        with ProgressBar(total, execution.title, task.seconds_per_pass) as bar:
+            for scene in task.scenes():
+                own = {number: chunks[number] for number in scene.parts if chunks[number]}
+                if own:
+                    self._run_scene(scene, own, batch_size, bar.update)
+
+    def _chunks(self, part: Part, batch_size: BatchSize) -> list[RankChunk]:
+        tensor = self.task.inputs[part.tensor]
+        n_samples = self.sampling.in_context(part.context).n_samples
+        sizes = ChunkSizes(
+            values_per_pixel=n_samples * tensor.shape[1],
+            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.reader.n_columns)),
+            in_batch=max(1, batch_size.rows_for(tensor[:1]) // n_samples),
+        )
+        return rank_chunks(part.regions, sizes, self.execution.ranks)
+
+    def _run_scene(
+        self,
+        scene: Scene,
+        chunks: dict[int, list[RankChunk]],
+        batch_size: BatchSize,
+        advance: Advance,
+    ) -> None:
+        """Run this rank's regions of one scene, all sizes on one prepared engine."""
+        task = self.task
+        example = task.inputs[scene.tensor][scene.example : scene.example + 1]
+        contents = self.contents.of(example, scene.context)
+        unchanged = contents.unchanged(task.parts[scene.parts[0]], scene.example)
+        forward = task.call.for_example(scene.example, scene.tensor)
+        prepared = self.execution.engine.prepare(forward, unchanged, batch_size)
+        sampling = self.sampling.in_context(scene.context)
+        stopping = sampling.stopping
+        scoring = Scoring(
+            read=task.reader.for_example(scene.example),
+            advance=advance,
+            output=task.reader.readout.output,
+            keep_errors=sampling.keep_errors,
+            enough=partial(stopping.enough, scene.example) if stopping else None,
+        )
+        for number, own in chunks.items():
+            filling = PartFills(contents, replace(sampling, part=number), scene.example)
+            for chunk in own:
+                self._run_chunk(number, chunk, filling, prepared, scoring)
+
+    def _run_chunk(
+        self,
+        number: int,
+        chunk: RankChunk,
+        filling: PartFills,
+        prepared: PreparedEngine,
+        scoring: Scoring,
+    ) -> None:
+        """Run this rank's regions of a chunk, and keep what is finished."""
+        windows = chunk.windows(self.task.parts[number].regions, filling.example)
+        boxes, fills = filling.contents.fills(windows, filling.sampling)
+        for block in chunk.blocks:
             some = slice(block.start, block.stop)
-            for windows, part in sample_scores(
-                prepared,
-                chunk[some],
-                fills[:, some],
-                read,
-                advance,
-                output,
-                keep_errors,
-                enough,
-            ):
-                yield windows + (share.first + block.start), part
+            for finished, scores in score_windows(prepared, boxes[some], fills[:, some], scoring):
+                regions = finished + (chunk.first + block.start)
+                self.known[number].put(filling.example, regions, scores)
 
 
-def fill_chunks(grid: WindowGrid, n_channels: int, n_samples: int = 1) -> Iterator[WindowGrid]:
-    """The grid in parts whose fills fit in memory together."""
-    values = n_samples * n_channels * math.prod(grid.window)
-    return grid.chunks(max(1, VALUES_PER_CHUNK // values))
+@dataclass(frozen=True, eq=False)
+class PartFills:
+    """What the regions of a part of one example are filled with."""
 
-
-def read_unperturbed(readout: Readout, outputs: Tensor, columns: list[int] | None) -> Tensor:
-    """The scores with everything seen, (N, columns)."""
-    return torch.cat(
-        [
-            _reader(readout, columns, number)(outputs[number : number + 1])
-            for number in range(len(outputs))
-        ]
-    )
-
-
-def _reader(readout: Readout, columns: list[int] | None, number: int) -> Callable[[Tensor], Tensor]:
-    if columns is None:
-        return readout.every
-    return lambda outputs: readout.column(outputs, columns[number])
-
-
-def check_fills(fills: Tensor, example: Tensor, grid: WindowGrid, n_samples: int) -> Tensor:
-    """Refuse fills of another shape, and bring them to the dtype of the example."""
-    expected = (n_samples, len(grid), example.shape[1], *grid.window)
-    if tuple(fills.shape) != expected:
-        raise ValueError(
-            f"the prior gave fills of shape {tuple(fills.shape)} for one example, where "
-            f"(samples, windows, channels, *window) is {expected}"
-        )
-    return fills.to(example.dtype)
+    contents: ExampleContents
+    sampling: Sampling
+    example: int

@@ -1,6 +1,6 @@
-"""Which windows a rank runs, and how all ranks come to know them all.
+"""Which regions a rank runs, and how all ranks come to know them all.
 
-Windows go to ranks in whole batches, which are those of a single process: a model may round
+Regions go to ranks in whole batches, which are those of a single process: a model may round
 differently in another batch, and the map should not depend on how many ranks there are.
 """
 
@@ -8,86 +8,127 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.execution.window_scores import SampledScores
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.execution.window_scores import WindowScores
+from captum_pda.regions.protocol import Regions, Windows
+
+#: Fill values held at once. Chunks depend on nothing but the task, so that the same seed gives
+#: the same draws whatever the batch size.
+VALUES_PER_CHUNK = 2**22
 
 
 @dataclass(frozen=True)
-class ChunkShare:
-    """Windows whose fills are made together, and those of them that this rank runs.
+class RankChunk:
+    """Regions whose fills are made together, and those of them that this rank runs.
 
     Args:
-        chunk: the windows.
-        first: the number of the first of them.
-        blocks: the windows of this rank, counted in the chunk, as many at once as are to be run
+        group: the number of the regions' group of equal boxes.
+        start, stop: the first region in the group, and the one past the last.
+        first: the number of the first region among all.
+        blocks: the regions of this rank, counted in the chunk, as many at once as are to be run
             together.
     """
 
-    chunk: WindowGrid
+    group: int
+    start: int
+    stop: int
     first: int
-    blocks: tuple[range, ...]
+    blocks: tuple[range, ...] = ()
+
+    def windows(self, regions: Regions, example: int) -> Windows:
+        """The regions of the chunk, for one example."""
+        return regions.boxes(example)[self.group][self.start : self.stop]
 
     @property
     def n_windows(self) -> int:
-        """How many windows are this rank's."""
+        """How many regions are this rank's."""
         return sum(map(len, self.blocks))
 
 
-def share_windows(
-    chunks: Iterable[WindowGrid], at_once: int, in_batch: int, ranks: Ranks
-) -> list[ChunkShare]:
-    """A rank's part of all windows: as many batches as any other rank has, or one fewer.
-
-    The batches of a rank follow each other, so that it makes the fills of few chunks.
+@dataclass(frozen=True)
+class ChunkSizes:
+    """How many regions are taken together.
 
     Args:
-        chunks: all windows.
-        at_once: how many windows an engine is given at once.
+        values_per_fill: values of one fill's pixel, times samples.
+        at_once: how many regions an engine is given at once.
         in_batch: how many of these it runs in a batch.
-        ranks: the processes that share the windows.
     """
-    grids = list(chunks)
-    blocks = [
-        [range(start, min(start + at_once, len(grid))) for start in range(0, len(grid), at_once)]
-        for grid in grids
+
+    values_per_pixel: int
+    at_once: int
+    in_batch: int
+
+
+def rank_chunks(regions: Regions, sizes: ChunkSizes, ranks: Ranks) -> list[RankChunk]:
+    """A rank's part of all regions: as many batches as any other rank has, or one fewer.
+
+    The batches of a rank follow each other, so that it makes the fills of few chunks.
+    """
+    chunks = [
+        replace(chunk, blocks=_blocks(chunk.stop - chunk.start, sizes.at_once))
+        for chunk in _chunks(regions, sizes.values_per_pixel)
     ]
     if ranks.count > 1:
-        total = sum(math.ceil(len(block) / in_batch) for part in blocks for block in part)
-        low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
-        seen = 0
-        for part in blocks:
-            for number, block in enumerate(part):
-                start, stop = (max(0, batch - seen) * in_batch for batch in (low, high))
-                seen += math.ceil(len(block) / in_batch)
-                part[number] = block[start:stop]
-    shares, first = [], 0
-    for grid, part in zip(grids, blocks, strict=True):
-        shares.append(ChunkShare(grid, first, tuple(block for block in part if block)))
-        first += len(grid)
-    return [share for share in shares if share.blocks]
+        chunks = _own_blocks(chunks, sizes.in_batch, ranks)
+    return [chunk for chunk in chunks if chunk.blocks]
 
 
-def bring_together(part: SampledScores, ranks: Ranks) -> SampledScores:
-    """What any rank knows of the windows, NaN for those that none has run."""
+def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, int]]:
+    """Where parts of the windows begin and end whose fills fit in memory together."""
+    size = max(1, VALUES_PER_CHUNK // (values_per_pixel * math.prod(windows.window)))
+    for start in range(0, len(windows), size):
+        yield start, min(start + size, len(windows))
+
+
+def _chunks(regions: Regions, values_per_pixel: int) -> Iterator[RankChunk]:
+    first = 0
+    for group, windows in enumerate(regions.boxes(0)):
+        for start, stop in fill_chunks(windows, values_per_pixel):
+            yield RankChunk(group, start, stop, first + start)
+        first += len(windows)
+
+
+def _blocks(n_windows: int, at_once: int) -> tuple[range, ...]:
+    return tuple(
+        range(start, min(start + at_once, n_windows)) for start in range(0, n_windows, at_once)
+    )
+
+
+def _own_blocks(chunks: list[RankChunk], in_batch: int, ranks: Ranks) -> list[RankChunk]:
+    """The chunks with the batches of this rank only."""
+    total = sum(math.ceil(len(block) / in_batch) for chunk in chunks for block in chunk.blocks)
+    low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
+    own, seen = [], 0
+    for chunk in chunks:
+        blocks = []
+        for block in chunk.blocks:
+            start, stop = (max(0, batch - seen) * in_batch for batch in (low, high))
+            seen += math.ceil(len(block) / in_batch)
+            blocks.append(block[start:stop])
+        own.append(replace(chunk, blocks=tuple(block for block in blocks if block)))
+    return own
+
+
+def bring_together(part: WindowScores, ranks: Ranks) -> WindowScores:
+    """What any rank knows of the regions, NaN for those that none has run."""
     if ranks.count == 1:
         return part
     done = (part.n_drawn > 0).unsqueeze(-1)
     n_drawn = ranks.sum(part.n_drawn)
-
-    def together(values: Tensor) -> Tensor:
-        # One rank has run a window, and the others add nothing: the sum is exact.
-        summed = ranks.sum(values.where(done, 0))
-        return summed.where((n_drawn > 0).unsqueeze(-1), math.nan)
-
-    errors = None if part.errors is None else together(part.errors)
-    return SampledScores(together(part.scores), errors, n_drawn)
+    known = (n_drawn > 0).unsqueeze(-1)
+    # One rank has run a region, and the others add nothing: the sum is exact.
+    scores = ranks.sum(part.scores.where(done, 0)).where(known, math.nan)
+    errors = part.errors
+    if errors is not None:
+        errors = ranks.sum(errors.where(done, 0)).where(known, math.nan)
+    return WindowScores(scores, errors, n_drawn)
 
 
 def agree(task: Sequence[object], inputs: Sequence[Tensor], seed: int, ranks: Ranks) -> int:

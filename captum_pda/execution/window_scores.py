@@ -1,4 +1,4 @@
-"""The scores of windows marginalised over their samples: all samples, or until there are enough."""
+"""The scores of windows marginalised over their fills: all fills, or until there are enough."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from captum_pda.engines import PreparedEngine
 from captum_pda.engines.protocol import Advance, Read
 from captum_pda.execution.sampling_error import looks, score_error
 from captum_pda.prediction.measures import marginalise
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 #: From samples (n, W, columns) to whether each window has enough of them, (W,).
 Enough: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class SampledScores:
+class WindowScores:
     """What is kept of the samples of windows.
 
     Args:
@@ -36,7 +36,7 @@ class SampledScores:
     n_drawn: Tensor
 
     @classmethod
-    def of(cls, samples: Tensor, output: str, keep_errors: bool) -> SampledScores:
+    def of(cls, samples: Tensor, output: str, keep_errors: bool) -> WindowScores:
         """Marginalise samples (S, W, columns)."""
         scores = marginalise(samples, output)
         errors = None
@@ -47,16 +47,14 @@ class SampledScores:
         return cls(scores, errors, n_drawn)
 
     @classmethod
-    def none_yet(cls, like: SampledScores, n_examples: int, n_windows: int) -> SampledScores:
-        """Room for the windows of several examples: NaN, and no samples."""
-        shape = (n_examples, n_windows, like.scores.shape[-1])
-        return cls(
-            like.scores.new_full(shape, math.nan),
-            None if like.errors is None else like.errors.new_full(shape, math.nan),
-            like.n_drawn.new_zeros(shape[:2]),
-        )
+    def none_yet(cls, reference: Tensor, n_windows: int, keep_errors: bool) -> WindowScores:
+        """Room for windows of all examples, for scores like these (N, columns)."""
+        n_examples, n_columns = reference.shape
+        empty = reference.new_full((n_examples, n_windows, n_columns), math.nan)
+        n_drawn = torch.zeros(n_examples, n_windows, dtype=torch.int64, device=reference.device)
+        return cls(empty, empty.clone() if keep_errors else None, n_drawn)
 
-    def put(self, example: int, windows: Tensor, part: SampledScores) -> None:
+    def put(self, example: int, windows: Tensor, part: WindowScores) -> None:
         """Write what is known of some windows of an example."""
         self.scores[example, windows] = part.scores
         if self.errors is not None and part.errors is not None:
@@ -64,54 +62,70 @@ class SampledScores:
         self.n_drawn[example, windows] = part.n_drawn
 
 
-def sample_scores(
-    prepared: PreparedEngine,
-    grid: WindowGrid,
-    fills: Tensor,
-    read: Read,
-    advance: Advance,
-    output: str,
-    keep_errors: bool,
-    enough: Enough | None,
-) -> Iterator[tuple[Tensor, SampledScores]]:
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How the fills of one example's windows are run and what is kept of them.
+
+    Args:
+        read: from outputs to scores, for every batch at once.
+        advance: told how many copies have just gone through the model.
+        output: "logits", "probabilities" or "raw".
+        keep_errors: whether standard errors are kept.
+        enough: says which windows need no more samples; None runs all of them.
+    """
+
+    read: Read
+    advance: Advance
+    output: str
+    keep_errors: bool = False
+    enough: Enough | None = None
+
+    def keep(self, samples: Tensor) -> WindowScores:
+        """What is kept of samples (S, W, columns)."""
+        return WindowScores.of(samples, self.output, self.keep_errors)
+
+
+def score_windows(
+    prepared: PreparedEngine, windows: Windows, fills: Tensor, scoring: Scoring
+) -> Iterator[tuple[Tensor, WindowScores]]:
     """Run the model with each window replaced by its fills (S, W, C, *window).
 
-    With ``enough``, each window is run on more and more of its fills, until it has enough of them
-    or there are no more.
+    With ``scoring.enough``, each window is run on more and more of its fills, until it has enough
+    of them or there are no more.
 
     Returns:
-        Windows that are finished, as their numbers in the grid and what is kept of them; when
-        something stops the run, as far as they have come by then.
+        Windows that are finished, as their numbers and what is kept of them; when something stops
+        the run, as far as they have come by then.
     """
-    running = torch.arange(len(grid), device=fills.device)
+    running = torch.arange(len(windows), device=fills.device)
     rounds: list[Tensor] = []
     done = 0
-    for look in looks(len(fills)) if enough else [len(fills)]:
-        windows = grid.pick(device_sync.as_integers(running)) if done else grid
+    for look in looks(len(fills)) if scoring.enough else [len(fills)]:
+        some = windows.pick(device_sync.as_integers(running)) if done else windows
         try:
-            some = fills[done:look, running] if done else fills[:look]
-            rounds.append(prepared.scores(windows, some, read, advance))
+            new = fills[done:look, running] if done else fills[:look]
+            rounds.append(prepared.scores(some, new, scoring.read, scoring.advance))
         except BaseException:
-            yield from _as_far_as_done(prepared, rounds, running, output, keep_errors)
+            yield from _as_far_as_done(prepared, rounds, running, scoring)
             raise
         samples = torch.cat(rounds)
         done = look
-        if enough is None or done == len(fills):
-            yield running, SampledScores.of(samples, output, keep_errors)
+        if scoring.enough is None or done == len(fills):
+            yield running, scoring.keep(samples)
             return
-        ready = enough(samples)
+        ready = scoring.enough(samples)
         stopped = running[ready]
         if len(stopped):
-            yield stopped, SampledScores.of(samples[:, ready], output, keep_errors)
-            advance(len(stopped) * (len(fills) - done))  # samples that are not needed
+            yield stopped, scoring.keep(samples[:, ready])
+            scoring.advance(len(stopped) * (len(fills) - done))  # samples that are not needed
         running, rounds = running[~ready], [samples[:, ~ready]]
         if len(running) == 0:
             return
 
 
 def _as_far_as_done(
-    prepared: PreparedEngine, rounds: list[Tensor], windows: Tensor, output: str, keep_errors: bool
-) -> Iterator[tuple[Tensor, SampledScores]]:
+    prepared: PreparedEngine, rounds: list[Tensor], windows: Tensor, scoring: Scoring
+) -> Iterator[tuple[Tensor, WindowScores]]:
     """What can be said of windows whose samples were not all run."""
     unfinished = getattr(prepared, "unfinished", None)
     if unfinished is not None:
@@ -125,4 +139,4 @@ def _as_far_as_done(
         some = counts == count
         first = is_done[:, some].int().argsort(dim=0, descending=True, stable=True)[:count]
         chosen = samples[:, some].gather(0, first[..., None].expand(-1, -1, samples.shape[2]))
-        yield windows[some], SampledScores.of(chosen, output, keep_errors)
+        yield windows[some], scoring.keep(chosen)

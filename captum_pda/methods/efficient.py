@@ -1,4 +1,4 @@
-"""Algorithm 2: each window replaced by its conditional mean, one forward pass a window."""
+"""Algorithm 2: each region replaced by its conditional mean, one forward pass per region."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.execution.loop import Fill
-from captum_pda.methods.perturbation import PerturbationPDA
-from captum_pda.regions.arguments import Extents
+from captum_pda.execution.contents import conditional_mean
+from captum_pda.execution.resolve import Request
+from captum_pda.execution.task import Sampling
+from captum_pda.methods.perturbation import Pace, PerturbationPDA
+from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.protocol import Windows
+from captum_pda.regions.scales import Scales
 from captum_pda.regions.window_grid import WindowGrid
 
 
@@ -40,38 +44,45 @@ class EfficientPDA(PerturbationPDA):
         strides: Extents = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        scales: Scales = None,
+        context: str = "full",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
+        Without any of ``sliding_window_shapes``, ``scales`` and ``feature_mask``, windows of
+        several sizes are taken in proportion to the input's shorter side: 16, 32, 64 and 96 pixels
+        of 224, or 4 and 8 of 28. ``sliding_window_shapes=10, strides=1`` is the papers' setting.
+
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;
-                windows of one tensor are replaced at a time.
+                regions of one tensor are replaced at a time.
             target: the output to explain, as in `Captum
                 <https://captum.ai/api/occlusion.html>`_: an int, a tuple for outputs of more
                 than two dimensions, or one of those for each example in a list or tensor.
             additional_forward_args: further arguments of the model; tensors with N rows go with
                 their example.
-            sliding_window_shapes: the window as an int, a spatial tuple, or Captum's full tuple
-                with channels. Default: 10, or 4 where the shorter side is under 64.
-            strides: the step between windows. Default: a quarter of the window. 1 is the paper's
-                setting, and the finest map.
+            sliding_window_shapes: windows of one size: an int, a spatial tuple, or Captum's full
+                tuple with channels.
+            strides: the step between windows, one for all sizes or one for each. Default: a
+                quarter of the window. 1 gives the finest map.
             perturbations_per_eval: how many perturbed copies go through the model at once. By
                 default chosen by itself; halved whenever memory runs out.
             show_progress: whether to show a progress bar with the time left.
+            scales: windows of several sizes, such as (16, 32, 64). The map is the weighted mean
+                of their maps M_k, sum_k (M_k / s_k) / sum_k (1 / s_k), with s_k the standard
+                deviation of M_k over the pixels.
+            context: "full" asks what is lost when a region goes and all else is seen; "empty" what
+                it says by itself, with nothing else seen; "both" takes both.
+            feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
+                (1 or N, 1 or C, *space); pixels with one number are hidden together.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        evidence = self._explain(
-            inputs,
-            target,
-            additional_forward_args,
-            sliding_window_shapes,
-            strides,
-            perturbations_per_eval,
-            show_progress,
-            draw=_conditional_mean,
-        )
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        request = Request(inputs, target, additional_forward_args, regions, context)
+        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
 
@@ -84,28 +95,21 @@ class EfficientPDA(PerturbationPDA):
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
         windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
+        scales: Scales = None,
+        context: str = "full",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> WindowEvidence:
-        """The evidence of each window for every output, from the forward passes of one map.
+        """The evidence of each region for every output, from the forward passes of one map.
 
         Arguments as in ``attribute``. ``windows`` asks for some windows only, in place of
         ``sliding_window_shapes`` and ``strides``: part of a WindowGrid, such as
         ``WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``; one for each tensor of a tuple.
-        Memory grows with windows times outputs.
+        Memory grows with regions times outputs.
         """
-        evidence = self._explain(
-            inputs,
-            None,
-            additional_forward_args,
-            sliding_window_shapes,
-            strides,
-            perturbations_per_eval,
-            show_progress,
-            every=True,
-            windows=windows,
-            draw=_conditional_mean,
-        )
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask, windows)
+        request = Request(inputs, None, additional_forward_args, regions, context, True)
+        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
-
-def _conditional_mean(prior: Any, example: Tensor, seed: int) -> Fill:
-    return lambda grid: prior.conditional_mean(example[0], grid).unsqueeze(0)
+    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        return conditional_mean(prior, example, windows, sampling)

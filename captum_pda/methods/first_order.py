@@ -1,51 +1,68 @@
-"""Evidence from a gradient: what replacing windows would change, to first order."""
+"""Evidence from a gradient: what replacing regions would change, to first order."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from captum_pda.execution.loop import check_fills, fill_chunks
+from captum_pda.execution.contents import Contents
+from captum_pda.execution.rank_chunks import fill_chunks
+from captum_pda.execution.task import Sampling
 from captum_pda.prediction.inputs import attribution_dtype
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Regions, Windows
 
 
-def conditional_means(
-    prior: Any, example: Tensor, grid: WindowGrid
-) -> Iterator[tuple[WindowGrid, Tensor]]:
-    """The conditional means of an example's windows (W, C, *window), some windows at a time."""
-    for chunk in fill_chunks(grid, example.shape[1]):
-        fills = check_fills(
-            prior.conditional_mean(example[0], chunk).unsqueeze(0), example, chunk, 1
+@dataclass(frozen=True, eq=False)
+class FirstOrder:
+    """One example with its gradient, both (1, C, *space), and what is expected in its regions.
+
+    Args:
+        gradient: df/dx.
+        example: x.
+        contents: gives the conditional means.
+        number: which example it is, for regions that differ between examples.
+    """
+
+    gradient: Tensor
+    example: Tensor
+    contents: Contents
+    number: int
+
+    def region_evidence(self, regions: Regions) -> Tensor:
+        """The sum over each region of df/dx (x - x'), (1, W)."""
+        slopes, values = (
+            tensor[0].flatten(1).to(attribution_dtype(tensor))
+            for tensor in (self.gradient, self.example)
         )
-        yield chunk, fills[0].to(attribution_dtype(example))
+        evidence = []
+        for windows, means in self._conditional_means(regions):
+            pixels = windows.pixels(self.example.device)
+            change = values[:, pixels] - means.flatten(2).transpose(0, 1)
+            evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
+        return torch.cat(evidence).unsqueeze(0)
 
+    def pixel_evidence(self, regions: Regions) -> Tensor:
+        """R_i = df/dx_i (x_i - x_i'), x_i' averaged over the regions of i, (1, C, *space)."""
+        n_channels, *space = self.example.shape[1:]
+        dtype = attribution_dtype(self.example)
+        total = torch.zeros(n_channels, math.prod(space), dtype=dtype, device=self.example.device)
+        for windows, means in self._conditional_means(regions):
+            hidden = windows.hidden
+            if hidden is not None:
+                means = means * hidden.to(means).unsqueeze(1)
+            flat = means.flatten(2).transpose(0, 1).flatten(1)
+            total.index_add_(1, windows.pixels(total.device).reshape(-1), flat)
+        mean = total.reshape(n_channels, *space) / regions.coverage(total.device)
+        return (self.gradient * (self.example - mean)).to(dtype)
 
-def window_evidence(
-    gradient: Tensor, example: Tensor, expected: Iterator[tuple[WindowGrid, Tensor]]
-) -> Tensor:
-    """The sum over each window of df/dx (x - x'), (1, W)."""
-    slopes, values = (
-        tensor[0].flatten(1).to(attribution_dtype(tensor)) for tensor in (gradient, example)
-    )
-    evidence = []
-    for grid, means in expected:
-        pixels = grid.pixels(example.device)
-        change = values[:, pixels] - means.flatten(2).transpose(0, 1)
-        evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
-    return torch.cat(evidence).unsqueeze(0)
-
-
-def pixel_evidence(
-    gradient: Tensor,
-    example: Tensor,
-    grid: WindowGrid,
-    expected: Iterator[tuple[WindowGrid, Tensor]],
-) -> Tensor:
-    """R_i = df/dx_i (x_i - x_i'), x_i' averaged over the windows that cover i, (1, C, *space)."""
-    total = sum(chunk.sum_pixels(means) for chunk, means in expected)
-    mean = total / grid.coverage(example.device)
-    return (gradient * (example - mean)).to(attribution_dtype(example))
+    def _conditional_means(self, regions: Regions) -> Iterator[tuple[Windows, Tensor]]:
+        """The conditional means (W, C, *window), some regions at a time."""
+        own = self.contents.of(self.example, "full")
+        for windows in regions.boxes(self.number):
+            for start, stop in fill_chunks(windows, self.example.shape[1]):
+                some, fills = own.fills(windows[start:stop], Sampling())
+                yield some, fills[0].to(attribution_dtype(self.example))

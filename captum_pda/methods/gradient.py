@@ -19,18 +19,21 @@ from captum_pda._captum import (
     readable_name,
 )
 from captum_pda.errors import NonFiniteOutputError
+from captum_pda.evidence.combine import weighted_mean
 from captum_pda.evidence.window_evidence import to_attribution
-from captum_pda.execution.loop import read_unperturbed
-from captum_pda.methods.first_order import conditional_means, pixel_evidence, window_evidence
+from captum_pda.execution.contents import Contents, conditional_mean
+from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
 from captum_pda.prediction.inputs import check_choice, check_inputs
-from captum_pda.prediction.measures import Measure, measure_for
+from captum_pda.prediction.measures import check_measure, measure_for
 from captum_pda.prediction.model_call import check_outputs, evaluation_mode, own_copies
+from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.prediction.targets import target_columns
-from captum_pda.priors import PatchPrior, prior_for
-from captum_pda.regions.arguments import Extents, make_grids
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.priors import PatchPrior
+from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.protocol import Regions
+from captum_pda.regions.scales import Scales
 
 
 class GradientPDA(GradientAttribution):  # type: ignore[misc]
@@ -45,11 +48,11 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
 
     Args:
         forward_func: the model, or any differentiable function of the inputs that returns one row
-            of outputs an example.
+            of outputs per example.
         prior: as for EfficientPDA; its conditional mean is used.
         output: "logits", "probabilities" or "raw", as for EfficientPDA.
         measure: "weight_of_evidence", "probability_difference" (the paper's Algorithm 3) or
-            "information_difference", or a Measure of your own.
+            "information_difference".
 
     Example::
 
@@ -62,13 +65,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
         output: str = "logits",
-        measure: str | Measure = "weight_of_evidence",
+        measure: str = "weight_of_evidence",
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
+        check_measure(output, measure)
         self.prior = prior
         self.output = output
-        self.measure = measure_for(output, measure)
+        self.measure = measure
 
     @classmethod
     def get_name(cls) -> str:
@@ -84,12 +88,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         sliding_window_shapes: Extents = None,
         strides: Extents = None,
         pixelwise: bool = False,
+        scales: Scales = None,
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The first-order evidence of each pixel for and against the target.
 
         Args:
-            inputs, target, additional_forward_args, sliding_window_shapes, strides: as in
-                ``EfficientPDA.attribute``.
+            inputs, target, additional_forward_args, sliding_window_shapes, strides, scales,
+                feature_mask: as in ``EfficientPDA.attribute``.
             pixelwise: whether to return R_i = df/dx_i (x_i - x_i') for each value instead of
                 averaged sums over windows, with x_i' the mean of what the windows over i expect
                 there. With ``sliding_window_shapes=1``, x_i' is the conditional mean of a single
@@ -100,16 +106,12 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             one value.
         """
         tensors = check_inputs(inputs)
-        grids = make_grids(tensors, sliding_window_shapes, strides)
+        choice = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        regions = choice.resolve(tensors)
         gradients = self._gradients(tensors, target, additional_forward_args)
         attributions = tuple(
-            torch.cat(
-                [
-                    self._combine(gradient[n : n + 1], tensor[n : n + 1], grid, pixelwise)
-                    for n in range(len(tensor))
-                ]
-            )
-            for gradient, tensor, grid in zip(gradients, tensors, grids, strict=True)
+            self._combine(gradient, tensor, sizes, pixelwise)
+            for gradient, tensor, sizes in zip(gradients, tensors, regions, strict=True)
         )
         result = format_output(isinstance(inputs, tuple), attributions)
         if not all(device_sync.all_finite(gradient) for gradient in gradients):
@@ -129,10 +131,11 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             outputs = check_outputs(self.forward_func(*own_copies(arguments)), tensors)
             columns = target_columns(target, len(outputs), tuple(outputs.shape[1:]))
             readout = Readout.of(self.output, outputs.detach())
-            scores = read_unperturbed(readout, outputs, columns)
+            reader = Reader(readout, tuple(outputs.shape[1:]), tuple(columns))
+            scores = reader.read(outputs)
             # Where a probability was rounded, its slope is lost: the map would be blank.
             readout.check_saturation(scores.detach())
-            return self.measure.value(scores).squeeze(1)
+            return measure_for(self.output, self.measure)(scores).squeeze(1)
 
         additional = format_additional_forward_args(additional_forward_args)
         # Copies that can carry gradients, whatever mode the caller is in.
@@ -141,11 +144,19 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             return input_gradients(self.gradient_func, measured, leaves, additional)
 
     def _combine(
-        self, gradient: Tensor, example: Tensor, grid: WindowGrid, pixelwise: bool
+        self, gradient: Tensor, tensor: Tensor, sizes: tuple[Regions, ...], pixelwise: bool
     ) -> Tensor:
-        """The attributions of one example from its gradient and its conditional means."""
-        prior = prior_for(self.prior, "conditional_mean", example[0], grid)
-        expected = conditional_means(prior, example, grid)
+        """The attributions of a tensor from its gradient and its conditional means."""
+        contents = Contents(self.prior, "conditional_mean", conditional_mean)
+        examples = [
+            FirstOrder(gradient[n : n + 1], tensor[n : n + 1], contents, n)
+            for n in range(len(tensor))
+        ]
         if pixelwise:
-            return pixel_evidence(gradient, example, grid, expected)
-        return to_attribution(window_evidence(gradient, example, expected), grid, example)
+            each = [torch.cat([e.pixel_evidence(regions) for e in examples]) for regions in sizes]
+            return weighted_mean(each)
+        maps = [
+            regions.average(torch.cat([e.region_evidence(regions) for e in examples]))
+            for regions in sizes
+        ]
+        return to_attribution(weighted_mean(maps), tensor)

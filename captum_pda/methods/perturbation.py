@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
+from captum_pda._captum import PerturbationAttribution, readable_name
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for
-from captum_pda.errors import NonFiniteOutputError, carry
+from captum_pda.errors import NonFiniteOutputError, attach_result
+from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.execution.loop import Fill, read_unperturbed, scores_without_windows
-from captum_pda.execution.rank_chunks import agree, bring_together
-from captum_pda.execution.sampling_error import StoppingRule
-from captum_pda.execution.window_scores import SampledScores
-from captum_pda.prediction.inputs import check_choice, check_count, check_inputs
-from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
-from captum_pda.prediction.readout import OUTPUTS, Readout
-from captum_pda.prediction.targets import target_columns, watched_columns
-from captum_pda.priors import PatchPrior, prior_for
-from captum_pda.regions.arguments import Extents, given_grids, make_grids
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.execution.contents import Contents
+from captum_pda.execution.loop import Run
+from captum_pda.execution.resolve import Request, Tolerance, resolve_sampling, resolve_task
+from captum_pda.execution.task import Execution, Sampling
+from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.prediction.measures import check_measure
+from captum_pda.prediction.model_call import evaluation_mode
+from captum_pda.prediction.readout import OUTPUTS
+from captum_pda.priors import PatchPrior
+from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: Makes the fills of windows from a prior, the example they lie in, and a seed.
-DrawFills = Callable[[Any, Tensor, int], Fill]
+ONE_FILL, NO_TOLERANCE = Sampling(), Tolerance()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many copies go through the model at once, and whether a progress bar shows it."""
+
+    perturbations_per_eval: int | None = None
+    show_progress: bool = False
+
+    def checked_perturbations(self) -> int | None:
+        """The batch size, refused unless it is a positive integer or None."""
+        if self.perturbations_per_eval is None:
+            return None
+        return check_count("perturbations_per_eval", self.perturbations_per_eval)
 
 
 class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
@@ -48,7 +60,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
             "probabilities", or "raw" (hidden units, regression: plain differences).
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
-            "information_difference" (bits of probability), or a Measure of your own.
+            "information_difference" (bits of probability).
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
@@ -72,15 +84,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
         output: str = "logits",
-        measure: str | Measure = "weight_of_evidence",
+        measure: str = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
+        check_measure(output, measure)
         self.prior = prior
         self.output = output
-        self.measure = measure_for(output, measure)
+        self.measure = measure
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
@@ -96,125 +109,74 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         and for an engine of your own that keeps no ``report``."""
         return getattr(self.engine, "report", None)
 
+    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
+        raise NotImplementedError
+
     def _explain(
         self,
-        inputs: Tensor | tuple[Tensor, ...],
-        target: TargetType,
-        additional_forward_args: object,
-        sliding_window_shapes: Extents,
-        strides: Extents,
-        perturbations_per_eval: int | None,
-        show_progress: bool,
-        *,
-        draw: DrawFills,
-        seed: int = 0,
-        every: bool = False,
-        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
-        n_samples: int = 1,
-        tolerance: float | None = None,
-        tolerance_target: TargetType = None,
+        request: Request,
+        pace: Pace,
+        sampling: Sampling = ONE_FILL,
+        tolerance: Tolerance = NO_TOLERANCE,
     ) -> WindowEvidence:
         """Evidence for every output, or (as the only column) for each example's target."""
-        tensors = check_inputs(inputs)
-        if windows is None:
-            grids = make_grids(tensors, sliding_window_shapes, strides)
-        else:
-            grids = given_grids(tensors, windows)
-        if perturbations_per_eval is not None:
-            perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
-        call = ModelCall(self.forward_func, tensors, additional_forward_args)
         ranks = Ranks(self.process_group)
+        title = self.get_name() if pace.show_progress and ranks.rank == 0 else None
+        execution = Execution(self.engine, pace.checked_perturbations(), ranks, title)
+        contents = Contents(self.prior, self._needs, self._fills)
         with evaluation_mode(self.forward_func):
-            start = time.perf_counter()
-            # Not in inference mode: what a model caches in its first pass must stay usable.
-            with ranks.failing_together(), torch.no_grad():
-                outputs = call.unperturbed()
-                shape = tuple(outputs.shape[1:])
-                columns = None if every else target_columns(target, len(outputs), shape)
-                readout = Readout.of(self.output, outputs)
-            # Reading the outputs has waited for the device.
-            seconds_a_pass = (time.perf_counter() - start) / len(outputs)
-            scores = read_unperturbed(readout, outputs, columns)
-            stopping = None
-            if tolerance is not None:
-                bounded = [0] * len(scores)
-                if every:
-                    bounded = watched_columns(
-                        tolerance_target, scores, shape, self.output, "tolerance_target"
-                    )
-                stopping = StoppingRule(tolerance, bounded, self.output, self.measure)
-            keep_errors = every and n_samples > 1
-            task = (grids, shape, columns, every, n_samples, perturbations_per_eval, tolerance)
-            seed = agree((*task, self.output, tensors[0].device.type), tensors, seed, ranks)
-            known: dict[int, SampledScores] = {}
-
-            def all_known() -> dict[int, SampledScores]:
-                """What is known of the windows of every tensor, by any rank."""
-                nothing = SampledScores(
-                    scores, scores if keep_errors else None, scores.new_zeros(0, dtype=torch.int64)
-                )
-                return {
-                    n: bring_together(
-                        known.get(n) or SampledScores.none_yet(nothing, len(outputs), len(grid)),
-                        ranks,
-                    )
-                    for n, grid in enumerate(grids)
-                }
-
-            def evidence(sampled: dict[int, SampledScores]) -> WindowEvidence:
-                return WindowEvidence(
-                    tensors,
-                    grids,
-                    scores,
-                    tuple(part.scores for part in sampled.values()),
-                    shape if every else (),
-                    self.output,
-                    self.measure,
-                    isinstance(inputs, tuple),
-                    tuple(part.errors for part in sampled.values() if part.errors is not None),
-                    tuple(part.n_drawn for part in sampled.values()),
-                )
-
-            shows = show_progress and ranks.rank == 0
+            with ranks.failing_together():
+                task = resolve_task(self.forward_func, request, self.output, contents)
+            sampling = resolve_sampling(task, sampling, tolerance, execution, self.measure)
+            run = Run.of(task, sampling, execution, contents)
             try:
                 with ranks.failing_together():
-                    for position, so_far in scores_without_windows(
-                        call,
-                        tensors,
-                        grids,
-                        lambda example, grid: draw(
-                            prior_for(self.prior, self._needs, example[0], grid), example, seed
-                        ),
-                        self.engine,
-                        readout,
-                        columns,
-                        math.prod(shape) if every else 1,
-                        n_samples,
-                        perturbations_per_eval,
-                        self.get_name() if shows else None,
-                        seconds_a_pass,
-                        keep_errors,
-                        stopping,
-                        ranks,
-                    ):
-                        known[position] = so_far
+                    run.finish()
             except BaseException as error:
                 if not isinstance(error, Exception) or ranks.lost:
-                    ranks = Ranks()  # the others are not here to tell what they know
-                if known or ranks.count > 1:
-                    unfinished = evidence(all_known())
-                    carry(error, unfinished if every else unfinished.partial_attribution())
+                    run = run.alone()  # the others are not here to tell what they know
+                if run.has_begun or run.execution.ranks.count > 1:
+                    unfinished = self._assemble(request, run)
+                    attach_result(
+                        error,
+                        unfinished if request.all_outputs else unfinished.partial_attribution(),
+                    )
                 raise
-            found = all_known()
-        readout.check_saturation(scores, *(part.scores for part in found.values()))
-        return evidence(found)
+            evidence = self._assemble(request, run)
+        task.reader.readout.check_saturation(
+            evidence.scores, *(part.scores for part in evidence.parts)
+        )
+        return evidence
+
+    def _assemble(self, request: Request, run: Run) -> WindowEvidence:
+        """What is known of a run, by any rank, as evidence."""
+        task = run.task
+        reading = Reading(task.reader.kept_shape, self.output, self.measure)
+        parts = tuple(
+            EvidencePart(
+                part.tensor,
+                part.regions,
+                part.context,
+                reading,
+                reference,
+                found.scores,
+                found.n_drawn,
+                found.errors,
+            )
+            for part, reference, found in zip(
+                task.parts, task.references, run.together(), strict=True
+            )
+        )
+        is_tuple = isinstance(request.inputs, tuple)
+        return WindowEvidence(task.inputs, task.seen, parts, reading, is_tuple, self.prior)
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
         """Hand on the result, unless some window had no finite output."""
-        for scores in evidence.scores_without:
-            if not device_sync.all_finite(scores):
-                broken = int((~torch.isfinite(scores)).flatten(2).any(dim=2).sum())
+        for part in evidence.parts:
+            if not device_sync.all_finite(part.scores):
+                broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
                 raise NonFiniteOutputError(
                     f"the model returned NaN or infinity without {broken} of the windows; the "
                     "finished result is in this error's .result, with NaN "

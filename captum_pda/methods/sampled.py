@@ -10,10 +10,13 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.execution.loop import Fill
-from captum_pda.methods.perturbation import DrawFills, PerturbationPDA
+from captum_pda.execution.resolve import Request, Tolerance
+from captum_pda.execution.task import Sampling
+from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.inputs import check_count, check_tolerance
-from captum_pda.regions.arguments import Extents
+from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.protocol import Windows
+from captum_pda.regions.scales import Scales
 from captum_pda.regions.window_grid import WindowGrid
 
 
@@ -48,12 +51,17 @@ class SampledPDA(PerturbationPDA):
         n_samples: int = 10,
         generator: torch.Generator | None = None,
         tolerance: float | None = None,
+        scales: Scales = None,
+        context: str = "full",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
             inputs, target, additional_forward_args, sliding_window_shapes, strides,
-                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
+                perturbations_per_eval, show_progress, scales, context, feature_mask: as in
+                ``EfficientPDA.attribute``. In the empty context a region's true content is put
+                in and what surrounds it is at its expectation, so there is nothing to sample.
             n_samples: how many contents to draw for each window; with a tolerance, at most.
             generator: makes the draws reproducible, and different from call to call. Without one
                 they follow PyTorch's initial seed: the same seed gives the same map, and the
@@ -68,19 +76,13 @@ class SampledPDA(PerturbationPDA):
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        n_samples = check_count("n_samples", n_samples)
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(
-            inputs,
-            target,
-            additional_forward_args,
-            sliding_window_shapes,
-            strides,
-            perturbations_per_eval,
-            show_progress,
-            draw=_samples(n_samples),
-            seed=device_sync.draw_seed(generator),
-            n_samples=n_samples,
-            tolerance=check_tolerance(tolerance),
+            request,
+            Pace(perturbations_per_eval, show_progress),
+            _sampling(n_samples, generator),
+            Tolerance(check_tolerance(tolerance)),
         )
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
@@ -98,8 +100,11 @@ class SampledPDA(PerturbationPDA):
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
         windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
+        scales: Scales = None,
+        context: str = "full",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> WindowEvidence:
-        """The evidence of each window for every output, from the forward passes of one map.
+        """The evidence of each region for every output, from the forward passes of one map.
 
         Arguments as in ``attribute``. A tolerance bounds the standard error for one output, and
         the other outputs get the same samples: ``tolerance_target``, as ``target`` of
@@ -107,30 +112,23 @@ class SampledPDA(PerturbationPDA):
         ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached.
         ``windows`` as in ``EfficientPDA.evidence``. Memory grows with windows times outputs.
         """
-        n_samples = check_count("n_samples", n_samples)
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask, windows)
+        request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(
-            inputs,
-            None,
-            additional_forward_args,
-            sliding_window_shapes,
-            strides,
-            perturbations_per_eval,
-            show_progress,
-            every=True,
-            windows=windows,
-            draw=_samples(n_samples),
-            seed=device_sync.draw_seed(generator),
-            n_samples=n_samples,
-            tolerance=check_tolerance(tolerance),
-            tolerance_target=tolerance_target,
+            request,
+            Pace(perturbations_per_eval, show_progress),
+            _sampling(n_samples, generator, keep_errors=True),
+            Tolerance(check_tolerance(tolerance), tolerance_target),
         )
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
+    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        generator = sampling.generator(windows, example.device)
+        return cast(Tensor, prior.sample(example, windows, sampling.n_samples, generator))
 
-def _samples(n_samples: int) -> DrawFills:
-    def draw(prior: Any, example: Tensor, seed: int) -> Fill:
-        return lambda grid: prior.sample(
-            example[0], grid, n_samples, device_sync.generator_for(seed, grid.first, example.device)
-        )
 
-    return draw
+def _sampling(
+    n_samples: int, generator: torch.Generator | None, keep_errors: bool = False
+) -> Sampling:
+    n_samples = check_count("n_samples", n_samples)
+    return Sampling(n_samples, device_sync.draw_seed(generator), keep_errors and n_samples > 1)

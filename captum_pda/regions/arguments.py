@@ -1,36 +1,101 @@
-"""From the ``sliding_window_shapes`` and ``strides`` a user gives to one WindowGrid a tensor."""
+"""From the arguments that choose regions to the regions of each input tensor."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 
+from captum_pda.regions.extents import Extent, is_integer, window_grid
+from captum_pda.regions.feature_mask import feature_mask_regions
+from captum_pda.regions.protocol import Regions
+from captum_pda.regions.scales import LARGE_SIDE, Scales, default_grids, scale_grids
 from captum_pda.regions.window_grid import WindowGrid
 
 #: An int, a spatial tuple, or a full tuple with channels first; for several tensors, a tuple of
 #: those.
-Extents: TypeAlias = int | Sequence[int] | Sequence[int | Sequence[int]] | None
+Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 
-LARGE_WINDOW, SMALL_WINDOW, SMALL_SIDE = 10, 4, 64
+#: What each tensor is divided into: windows of one size or several, or the regions of a mask.
+RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RegionChoice:
+    """The arguments that say what is hidden, as the user gave them.
+
+    Args:
+        sliding_window_shapes: windows of one size.
+        strides: the steps between windows.
+        scales: windows of several sizes.
+        feature_mask: regions of any shape, as in Captum's FeatureAblation.
+        windows: some windows of a WindowGrid only.
+    """
+
+    sliding_window_shapes: Extents = None
+    strides: Extents = None
+    scales: Scales = None
+    feature_mask: Tensor | tuple[Tensor, ...] | None = None
+    windows: WindowGrid | tuple[WindowGrid, ...] | None = None
+
+    def resolve(self, inputs: tuple[Tensor, ...]) -> RegionSets:
+        """The regions of each input tensor; by default windows of several sizes."""
+        self._check_one_is_given()
+        if self.windows is not None:
+            return tuple((grid,) for grid in given_grids(inputs, self.windows))
+        if self.feature_mask is not None:
+            return _mask_regions(inputs, self.feature_mask)
+        if self.scales is not None:
+            return tuple(
+                scale_grids(tuple(tensor.shape[2:]), self.scales, self.strides) for tensor in inputs
+            )
+        if self.sliding_window_shapes is None:
+            steps = _one_each(self.strides, len(inputs), "strides")
+            return tuple(
+                default_grids(tuple(tensor.shape[2:]), step)
+                for tensor, step in zip(inputs, steps, strict=True)
+            )
+        return tuple(
+            (grid,) for grid in make_grids(inputs, self.sliding_window_shapes, self.strides)
+        )
+
+    def _check_one_is_given(self) -> None:
+        names = ("windows", "feature_mask", "scales", "sliding_window_shapes")
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and given[0] in ("windows", "feature_mask") and self.strides is not None:
+            given.append("strides")
+        if len(given) > 1:
+            raise ValueError(f"{given[0]} and {given[1]} both say what to hide; give one of them")
 
 
 def make_grids(
     inputs: tuple[Tensor, ...], sliding_window_shapes: Extents, strides: Extents
 ) -> tuple[WindowGrid, ...]:
-    """One grid for each input tensor.
+    """One grid for each input tensor, of one window size.
 
-    The default window is 10 wide, or 4 where the shorter side is under 64 (the paper's two
-    settings), and the default stride is a quarter of the window.
+    Without a shape the window is the papers': 10 wide, or 4 where the shorter side is under 64.
+    Without strides they are a quarter of the window.
     """
     shapes = _one_each(sliding_window_shapes, len(inputs), "sliding_window_shapes")
     steps = _one_each(strides, len(inputs), "strides")
     return tuple(
-        _make_grid(tensor, shape, step)
+        window_grid(
+            tuple(tensor.shape[2:]),
+            papers_window(tensor) if shape is None else shape,
+            step,
+            channels=tensor.shape[1],
+        )
         for tensor, shape, step in zip(inputs, shapes, steps, strict=True)
     )
+
+
+def papers_window(tensor: Tensor) -> tuple[int, ...]:
+    """The papers' window: 10 wide, or 4 where the shorter side is under 64."""
+    space = tuple(tensor.shape[2:])
+    width = 10 if min(space) >= LARGE_SIDE else 4
+    return tuple(min(width, size) for size in space)
 
 
 def given_grids(
@@ -49,13 +114,33 @@ def given_grids(
     return grids
 
 
-def _one_each(given: Extents, n_tensors: int, name: str) -> list[int | Sequence[int] | None]:
+def _mask_regions(
+    inputs: tuple[Tensor, ...], feature_mask: Tensor | tuple[Tensor, ...]
+) -> RegionSets:
+    masks = feature_mask if isinstance(feature_mask, tuple) else (feature_mask,)
+    if len(masks) != len(inputs):
+        raise ValueError(
+            f"feature_mask has {len(masks)} tensors for {len(inputs)} inputs; give one for each"
+        )
+    return tuple(
+        (
+            feature_mask_regions(
+                mask,
+                tensor,
+                f"feature_mask[{n}]" if isinstance(feature_mask, tuple) else "feature_mask",
+            ),
+        )
+        for n, (mask, tensor) in enumerate(zip(masks, inputs, strict=True))
+    )
+
+
+def _one_each(given: Extents, n_tensors: int, name: str) -> list[Extent | None]:
     """Split an argument over the input tensors."""
-    if given is None or _is_integer(given):
-        return [given] * n_tensors  # type: ignore[list-item]
+    if given is None or is_integer(given):
+        return [given] * n_tensors
     if not isinstance(given, Sequence):
         raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
-    if n_tensors == 1 and all(_is_integer(item) for item in given):
+    if n_tensors == 1 and all(is_integer(item) for item in given):
         return [given]  # type: ignore[list-item]
     if len(given) != n_tensors:
         raise ValueError(
@@ -63,60 +148,3 @@ def _one_each(given: Extents, n_tensors: int, name: str) -> list[int | Sequence[
             "give one int for all of them, or one int or tuple for each"
         )
     return list(given)
-
-
-def _make_grid(
-    tensor: Tensor, shape: int | Sequence[int] | None, stride: int | Sequence[int] | None
-) -> WindowGrid:
-    channels, *space = tensor.shape[1:]
-    if shape is None:
-        shape = LARGE_WINDOW if min(space) >= SMALL_SIDE else SMALL_WINDOW
-        window = tuple(min(shape, size) for size in space)
-    else:
-        full = _spatial(shape, "sliding_window_shapes", space)
-        if len(full) > len(space) and full[0] != channels:
-            raise ValueError(
-                f"sliding_window_shapes={shape!r} covers {full[0]} of {channels} channels; "
-                "a window takes all channels of a pixel together, so start the tuple with "
-                f"{channels} or leave the channels out"
-            )
-        window = full[-len(space) :]
-    if any(width > size for width, size in zip(window, space, strict=True)):
-        raise ValueError(
-            f"sliding_window_shapes={shape!r} is larger than the input's spatial shape "
-            f"{tuple(space)}; choose a window that fits inside it"
-        )
-    if stride is None:
-        steps = tuple(max(1, width // 4) for width in window)
-    else:
-        steps = _spatial(stride, "strides", space)[-len(space) :]
-    for step, width, size in zip(steps, window, space, strict=True):
-        if step > width and width < size:
-            raise ValueError(
-                f"strides={stride!r} steps over pixels: a stride of {step} is beyond the window's "
-                f"{width}; use at most {width}"
-            )
-    return WindowGrid(tuple(space), window, steps)
-
-
-def _spatial(given: int | Sequence[int], name: str, space: Sequence[int]) -> tuple[int, ...]:
-    """An int or a tuple as a tuple of positive integers, with or without channels."""
-    if _is_integer(given):
-        values = (operator.index(given),) * len(space)  # type: ignore[arg-type]
-    elif isinstance(given, Sequence) and all(_is_integer(item) for item in given):
-        values = tuple(operator.index(item) for item in given)
-    else:
-        raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
-    if len(values) not in (len(space), len(space) + 1):
-        raise ValueError(
-            f"{name}={given!r} has {len(values)} entries; an input with spatial shape "
-            f"{tuple(space)} takes an int, {len(space)} entries, or {len(space) + 1} with "
-            "channels first"
-        )
-    if any(value < 1 for value in values):
-        raise ValueError(f"{name}={given!r} must be positive")
-    return values
-
-
-def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)

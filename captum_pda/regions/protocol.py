@@ -79,7 +79,7 @@ class Regions(Protocol):
         ...
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel the mean of the values (N, W) of the regions that hold it, (N, *space)."""
+        """Give each pixel the mean of the values (N, W) of its regions, (N, *space)."""
         ...
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:

@@ -56,7 +56,7 @@ def visualize_strongest_windows(
     """
     kinds = strongest_windows(evidence, target, n)
     shown = picture(evidence.inputs[0] if image is None else image, mean, std)
-    space = evidence.grids[0].space
+    space = tuple(evidence.inputs[0].shape[2:])
     if shown.shape[:2] != space:
         raise ValueError(
             f"image is {shown.shape[0]} x {shown.shape[1]} where the windows lie in {space}; pass "

@@ -13,7 +13,7 @@ from captum_pda import (
     GradientPDA,
     MarginalPrior,
     SampledPDA,
-    host,
+    device_sync,
 )
 
 CUDA = torch.device("cuda")
@@ -41,9 +41,9 @@ def pretended(monkeypatch):
 
         return replaced
 
-    monkeypatch.setattr(host, "all_finite", read(True))
-    monkeypatch.setattr(host, "is_true", read(False))
-    monkeypatch.setattr(host, "generator_for", lambda *_: torch.Generator())
+    monkeypatch.setattr(device_sync, "all_finite", read(True))
+    monkeypatch.setattr(device_sync, "is_true", read(False))
+    monkeypatch.setattr(device_sync, "generator_for", lambda *_: torch.Generator())
     with FakeTensorMode(allow_non_fake_inputs=False):
         try:
             torch.empty(2, device=CUDA).uniform_()

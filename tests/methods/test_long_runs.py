@@ -18,9 +18,9 @@ from captum_pda import (
     MarginalPrior,
     SampledPDA,
     WindowGrid,
-    pipeline,
 )
 from captum_pda.engines.incremental import winograd
+from captum_pda.execution import loop
 
 ENGINES = ["dense", "incremental"]
 WINDOWS = {"sliding_window_shapes": 3, "strides": 2, "perturbations_per_eval": 4}
@@ -232,7 +232,7 @@ def numbers_a_window(network, prior, engine, images, strides):
 
 
 def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
-    monkeypatch.setattr(pipeline, "VALUES_PER_CHUNK", 2**10)
+    monkeypatch.setattr(loop, "VALUES_PER_CHUNK", 2**10)
     images = make_images(1, 1, 1200).float()
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     prior = GaussianPatchPrior(8).fit(images)
@@ -251,7 +251,7 @@ class NewWeights(nn.Conv2d):
 @pytest.mark.parametrize("convolution", [nn.Conv2d, NewWeights])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_keep_nothing_of_a_window_but_its_scores(engine, convolution, monkeypatch):
-    monkeypatch.setattr(pipeline, "VALUES_PER_CHUNK", 2**10)
+    monkeypatch.setattr(loop, "VALUES_PER_CHUNK", 2**10)
     monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 1)
     images = make_images(1, 1, 32, 32).float()
     torch.manual_seed(0)

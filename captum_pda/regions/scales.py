@@ -1,0 +1,62 @@
+"""Windows of several sizes at once: which sizes, how far apart, and one grid for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from captum_pda.regions.extents import Extent, is_integer, window_grid
+from captum_pda.regions.window_grid import WindowGrid
+
+#: One size or several; each an int or a spatial tuple.
+Scales: TypeAlias = int | Sequence[Extent] | None
+
+#: The default sizes, as shares of the shorter side, and the strides as shares of the size:
+#: 16, 32, 64 and 96 pixels of 224, at strides of 8, 16, 16 and 16.
+LARGE_INPUT = ((1 / 14, 1 / 2), (1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6))
+#: 4 and 8 pixels of 28, at strides of 1 and 2.
+SMALL_INPUT = ((1 / 7, 1 / 4), (2 / 7, 1 / 4))
+#: The shorter side from which an input counts as large.
+LARGE_SIDE = 64
+
+
+def default_grids(space: tuple[int, ...], strides: Extent | None = None) -> tuple[WindowGrid, ...]:
+    """Windows in proportion to the input's shorter side, the same in all directions."""
+    side = min(space)
+    grids: dict[tuple[int, ...], WindowGrid] = {}
+    for share, step in LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT:
+        width = max(1, round(share * side))
+        own_step = max(1, round(step * width))
+        grid = window_grid(space, width, own_step if strides is None else strides)
+        grids.setdefault(grid.window, grid)
+    return tuple(grids.values())
+
+
+def scale_grids(
+    space: tuple[int, ...], scales: Scales, strides: Extent | Sequence[Extent] | None
+) -> tuple[WindowGrid, ...]:
+    """One grid for each size, at strides of a quarter of the window unless they are given.
+
+    Args:
+        space: the input's spatial shape.
+        scales: the sizes, such as (16, 32, 64).
+        strides: one for all sizes, or one for each of them.
+    """
+    sizes = [scales] if is_integer(scales) else scales
+    if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
+        raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")
+    if is_integer(strides) or strides is None:
+        steps: Sequence[Extent | None] = [strides] * len(sizes)
+    elif isinstance(strides, Sequence) and len(strides) == len(sizes):
+        steps = strides
+    else:
+        raise ValueError(
+            f"strides={strides!r} does not fit scales={scales!r}; give one int for all sizes, or "
+            f"{len(sizes)} of them"
+        )
+    grids = tuple(
+        window_grid(space, size, step, "scales") for size, step in zip(sizes, steps, strict=True)
+    )
+    if len({grid.window for grid in grids}) < len(grids):
+        raise ValueError(f"scales={scales!r} holds a size twice; give each size once")
+    return grids
