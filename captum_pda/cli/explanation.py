@@ -157,7 +157,7 @@ def _from_evidence(
         answers.append(_answer(classifier, (number,), bits, strongest))
     if pair:
         bits = cast(Tensor, evidence.contrast(*pair))[0, 0]
-        strongest = _on_map(bits, evidence.grids[0], question.n_windows)
+        strongest = strongest_windows(evidence, pair[0], question.n_windows, pair[1])
         answers.append(_answer(classifier, pair, bits, strongest))
     return answers
 
@@ -198,7 +198,8 @@ def _on_map(
     bits: Tensor, grid: WindowGrid, n: int
 ) -> tuple[list[StrongWindow], list[StrongWindow]]:
     """The windows in which a map's mean is highest and lowest."""
-    return pick_strongest(bits.flatten()[grid.pixels(bits.device)].mean(dim=1), grid, n)
+    values = bits.flatten()[grid.pixels(bits.device)].mean(dim=1)
+    return pick_strongest([((grid,), values)], n)
 
 
 def _answer(

@@ -15,7 +15,7 @@ from captum_pda.engines.incremental.engine import IncrementalEngine, PreparedInc
 from captum_pda.engines.protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engines.report import EngineReport
 from captum_pda.errors import warn_user
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 #: Windows that both engines run, to be compared.
 PROBED = 6
@@ -61,12 +61,12 @@ class PreparedAuto:
         """What the chosen engine has finished of the windows that it runs now."""
         return getattr(self._chosen, "unfinished", None)
 
-    def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
+    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         if self._chosen is None:
             self._chosen = self._choose(grid, fills)
         return self._chosen.scores(grid, fills, read, advance)
 
-    def _choose(self, grid: WindowGrid, fills: Tensor) -> PreparedEngine:
+    def _choose(self, grid: Windows, fills: Tensor) -> PreparedEngine:
         arguments = (self._forward, self._example, self._batch_size)
         dense = DenseEngine().prepare(*arguments)
         incremental = IncrementalEngine().prepare(*arguments)
@@ -83,7 +83,7 @@ class PreparedAuto:
 
     def _try(
         self,
-        grid: WindowGrid,
+        grid: Windows,
         fills: Tensor,
         dense: PreparedEngine,
         incremental: PreparedIncremental,
@@ -119,7 +119,7 @@ class PreparedAuto:
 
 
 def _outputs(
-    engine: PreparedEngine, grid: WindowGrid, fills: Tensor, parts: list[slice], samples: int = 1
+    engine: PreparedEngine, grid: Windows, fills: Tensor, parts: list[slice], samples: int = 1
 ) -> tuple[float, Tensor]:
     """The time that some fills of some windows take, and the model's outputs for them."""
     start = time.perf_counter()

@@ -11,7 +11,7 @@ from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.protocol import Advance, Forward, Read
 from captum_pda.engines.report import EngineReport
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 
 class DenseEngine:
@@ -40,7 +40,7 @@ class PreparedDense:
         """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         return by_sample(self._loop.unfinished, self._n_samples)
 
-    def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
+    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         self._n_samples, n_windows = fills.shape[:2]
         values = fills.flatten(0, 1).flatten(2).transpose(1, 2)
         run_batch = partial(self._run_batch, grid.pixels(fills.device), values, read)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 
 from captum_pda.engines.batch_size import BatchSize
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 #: From copies of an example, (rows, C, *space), to the model's outputs, (rows, ...).
 Forward: TypeAlias = Callable[[Tensor], Tensor]
@@ -25,7 +25,7 @@ class PreparedEngine(Protocol):
     for the fills still to come. Then a run that is stopped loses nothing.
     """
 
-    def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
+    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         """Run the model with each window replaced by each of its fills.
 
         Args:

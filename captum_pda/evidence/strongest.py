@@ -26,7 +26,7 @@ class StrongWindow:
 
 
 def strongest_windows(
-    evidence: WindowEvidence, target: TargetType, n: int = 3
+    evidence: WindowEvidence, target: TargetType, n: int = 3, rather_than: TargetType = None
 ) -> tuple[list[StrongWindow], list[StrongWindow]]:
     """The windows with the strongest evidence for ``target``, and those against it.
 
@@ -40,6 +40,7 @@ def strongest_windows(
         evidence: the evidence of one example with one input tensor.
         target: the output to ask about.
         n: how many windows of each kind.
+        rather_than: another output, to list what speaks for ``target`` rather than for that.
 
     Example::
 
@@ -52,11 +53,14 @@ def strongest_windows(
             f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
             "tensors each; explain a single example with a single input to list its windows"
         )
+    quantity = evidence.reading.quantity(target)
+    if rather_than is not None:
+        quantity = evidence.reading.rather(target, rather_than)
     found: dict[tuple[int, ...], tuple[Sequence[Windows], list[Tensor]]] = {}
     for part in evidence.parts:
         if part.depth == "input":
             _, values = found.setdefault(part.size, (part.regions.boxes(0), []))
-            values.append(part.values(target)[0])
+            values.append(part.differences(quantity)[0])
     return pick_strongest(
         [(boxes, torch.stack(values).mean(dim=0)) for boxes, values in found.values()], n
     )

@@ -91,11 +91,8 @@ class WindowEvidence:
 
     def at(self, size: int | Sequence[int]) -> WindowEvidence:
         """The evidence of windows of one size alone."""
-        wanted = (size,) if isinstance(size, int) else tuple(size)
         return self._only(
-            lambda part: (
-                part.size == wanted or (len(wanted) == 1 and set(part.size) == set(wanted))
-            ),
+            lambda part: part.size == _shape(size, len(part.size)),
             f"windows of size {size}; there are {self._listed(part.size for part in self.parts)}",
         )
 

@@ -95,9 +95,7 @@ def resolve_sampling(
                 "tolerance_target",
             )
         stopping = StoppingRule(tolerance.bound, bounded, reader.readout.output, measure)
-    plan = [
-        (part.tensor, part.context, part.regions.size, len(part.regions)) for part in task.parts
-    ]
+    plan = [(part.tensor, part.context, part.regions) for part in task.parts]
     device = task.inputs[0].device.type
     asked = (plan, reader.output_shape, reader.columns, sampling.n_samples, tolerance.bound)
     how = (execution.perturbations_per_eval, reader.readout.output, device)

@@ -45,6 +45,9 @@ class FeatureMaskRegions:
         self._low = low[:, order]
         self._sides = sides[order]
 
+    def __repr__(self) -> str:
+        return f"FeatureMaskRegions({len(self)} regions of about {self.size} in {self.space})"
+
     def __len__(self) -> int:
         return len(self.labels)
 

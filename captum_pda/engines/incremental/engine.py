@@ -16,7 +16,7 @@ from captum_pda.engines.incremental.tensor import PerturbedTensor
 from captum_pda.engines.incremental.window_order import order_of_windows
 from captum_pda.engines.protocol import Advance, Forward, Read
 from captum_pda.engines.report import EngineReport
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 
 class IncrementalEngine:
@@ -68,7 +68,7 @@ class PreparedIncremental:
         self.run = Run(share)
         self.unfinished: Tensor | None = None
 
-    def scores(self, grid: WindowGrid, fills: Tensor, read: Read, advance: Advance) -> Tensor:
+    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
         values = fills.flatten(0, 1)
         order = order_of_windows(grid, n_samples, self._rows())

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from captum_pda.engines.incremental.spans import Integers
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.protocol import Windows
 
 
-def order_of_windows(grid: WindowGrid, n_samples: int, rows: int) -> Integers:
+def order_of_windows(grid: Windows, n_samples: int, rows: int) -> Integers:
     """The numbers of all rows, sample by sample and window by window, in the order to run them.
 
     A box near the border is cut by it, and all boxes of a batch are as large as its largest. So
