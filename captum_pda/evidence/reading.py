@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.prediction.measures import log_ratio, measure_for, slope_for
+from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.targets import target_columns
 
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
@@ -24,36 +24,30 @@ class Reading:
     Args:
         output_shape: the shape of one example's output, whose flat columns these are.
         output: "logits", "probabilities" or "raw".
-        measure: the name of the measure.
+        measure: what differences are measured in.
     """
 
     output_shape: tuple[int, ...]
     output: str
-    measure: str
+    measure: Measure
 
     def quantity(self, target: TargetType, name: str = "target") -> Quantity:
         """What is measured of ``target``."""
-        measure = measure_for(self.output, self.measure)
-        return lambda scores: measure(self.pick(scores, target, name))
+        return lambda scores: self.measure.value(self.pick(scores, target, name))
 
     def rather(self, first: TargetType, second: TargetType) -> Quantity:
         """What speaks for ``first`` rather than ``second``."""
-        return lambda scores: log_ratio(
-            self.pick(scores, first, "first"),
-            self.pick(scores, second, "second"),
-            self.output,
-            self.measure,
+        return lambda scores: self.measure.contrast(
+            self.pick(scores, first, "first"), self.pick(scores, second, "second")
         )
 
     def prediction(self, target: TargetType) -> Quantity:
         """The probability of ``target``, or its raw output."""
-        probability = measure_for(self.output, "probability_difference")
-        return lambda scores: probability(self.pick(scores, target))
+        return lambda scores: self.measure.prediction(self.pick(scores, target))
 
     def slope(self, target: TargetType) -> Quantity:
         """How fast the measured quantity changes with the score."""
-        slope = slope_for(self.output, self.measure)
-        return lambda scores: slope(self.pick(scores, target))
+        return lambda scores: self.measure.slope(self.pick(scores, target))
 
     def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
         """Each example's own column of (N, W, columns) scores, (N, W)."""

@@ -14,6 +14,7 @@ from captum_pda.evidence.combine import weighted_mean, weights
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Quantity, Reading
 from captum_pda.prediction.inputs import attribution_dtype
+from captum_pda.prediction.measures import Measure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,7 +60,7 @@ class WindowEvidence:
         parts = ", ".join(map(repr, self.parts))
         return (
             f"WindowEvidence({len(self.scores)} examples, outputs {self.output_shape}, "
-            f"{self.output}, {self.measure}: {parts})"
+            f"{self.output}, {self.measure.name}: {parts})"
         )
 
     @property
@@ -73,8 +74,8 @@ class WindowEvidence:
         return self.reading.output
 
     @property
-    def measure(self) -> str:
-        """The name of the measure."""
+    def measure(self) -> Measure:
+        """What differences are measured in."""
         return self.reading.measure
 
     @property

@@ -16,6 +16,7 @@ from captum_pda.execution.rank_chunks import agree
 from captum_pda.execution.sampling_error import StoppingRule
 from captum_pda.execution.task import CONTEXTS, Execution, Part, Sampling, Task
 from captum_pda.prediction.inputs import check_choice, check_inputs
+from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import Readout
@@ -79,7 +80,7 @@ def resolve_task(
 
 
 def resolve_sampling(
-    task: Task, sampling: Sampling, tolerance: Tolerance, execution: Execution, measure: str
+    task: Task, sampling: Sampling, tolerance: Tolerance, execution: Execution, measure: Measure
 ) -> Sampling:
     """The sampling with its stopping rule, and a seed that all ranks agree on."""
     reader, ranks = task.reader, execution.ranks

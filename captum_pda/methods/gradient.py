@@ -25,7 +25,7 @@ from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
 from captum_pda.prediction.inputs import check_choice, check_inputs
-from captum_pda.prediction.measures import check_measure, measure_for
+from captum_pda.prediction.measures import Measure, measure_for
 from captum_pda.prediction.model_call import check_outputs, evaluation_mode, own_copies
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
@@ -52,7 +52,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         prior: as for EfficientPDA; its conditional mean is used.
         output: "logits", "probabilities" or "raw", as for EfficientPDA.
         measure: "weight_of_evidence", "probability_difference" (the paper's Algorithm 3) or
-            "information_difference".
+            "information_difference", or a Measure of your own.
 
     Example::
 
@@ -65,14 +65,13 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
         output: str = "logits",
-        measure: str = "weight_of_evidence",
+        measure: str | Measure = "weight_of_evidence",
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
-        check_measure(output, measure)
         self.prior = prior
         self.output = output
-        self.measure = measure
+        self.measure = measure_for(output, measure)
 
     @classmethod
     def get_name(cls) -> str:
@@ -135,7 +134,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             scores = reader.read(outputs)
             # Where a probability was rounded, its slope is lost: the map would be blank.
             readout.check_saturation(scores.detach())
-            return measure_for(self.output, self.measure)(scores).squeeze(1)
+            return self.measure.value(scores).squeeze(1)
 
         additional = format_additional_forward_args(additional_forward_args)
         # Copies that can carry gradients, whatever mode the caller is in.

@@ -22,7 +22,7 @@ from captum_pda.execution.loop import Run
 from captum_pda.execution.resolve import Request, Tolerance, resolve_sampling, resolve_task
 from captum_pda.execution.task import Execution, Sampling
 from captum_pda.prediction.inputs import check_choice, check_count
-from captum_pda.prediction.measures import check_measure
+from captum_pda.prediction.measures import Measure, measure_for
 from captum_pda.prediction.model_call import evaluation_mode
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
@@ -60,7 +60,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
             "probabilities", or "raw" (hidden units, regression: plain differences).
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
-            "information_difference" (bits of probability).
+            "information_difference" (bits of probability), or a Measure of your own.
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
@@ -84,16 +84,15 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
         output: str = "logits",
-        measure: str = "weight_of_evidence",
+        measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
         check_choice("output", output, OUTPUTS)
-        check_measure(output, measure)
         self.prior = prior
         self.output = output
-        self.measure = measure
+        self.measure = measure_for(output, measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
