@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from tqdm.auto import tqdm
 
+from captum_pda._torch import default_store
 from captum_pda.distributed.ranks import OtherRankError, Ranks
 
 #: How often a rank that has nothing left to do looks whether the others are done, in seconds.
@@ -80,7 +80,7 @@ class _Counter:
         if ranks.count > 1:
             # A name of its own, as a group may share work many times.
             self._name = ranks.gather_objects(uuid.uuid4().hex)[0]
-            self._store = dist.distributed_c10d._get_default_store()
+            self._store = default_store()
 
     def take(self) -> int:
         """The number of the next task, which no other rank gets."""

@@ -47,7 +47,7 @@ class EmpiricalMeanPrior:
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         prior = prior_for(self.prior, "sample", example, regions)
-        generator = device_sync.generator_for(self._seed, regions.first, example.device)
+        generator = device_sync.generator_for((self._seed, regions.first), example.device)
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=example.device)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_pda._torch import make_wrapper_subclass, without_torch_function
 from captum_pda.engines.incremental.boxed import Boxed
 from captum_pda.engines.incremental.no_rule import GoDense, IncrementalError
 from captum_pda.engines.incremental.pass_state import Run
@@ -35,9 +36,7 @@ class PerturbedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Boxed | Tensor, run: Run) -> PerturbedTensor:
-        tensor = Tensor._make_wrapper_subclass(
-            cls, held.shape, dtype=held.dtype, device=held.device
-        )
+        tensor = make_wrapper_subclass(cls, held.shape, held.dtype, held.device)
         tensor.held, tensor.run, tensor.aliased = held, run, False
         return tensor
 
@@ -60,7 +59,7 @@ class PerturbedTensor(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             if func in DESCRIPTIVE and isinstance(args[0], cls):
                 held = args[0].held
                 return func(args[0] if isinstance(held, Boxed) else held, *args[1:], **kwargs)

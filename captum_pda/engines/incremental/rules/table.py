@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from captum_pda._torch import nn_functions
 from captum_pda.engines.incremental.rules import convolution as convolutions
 from captum_pda.engines.incremental.rules import joining as joining
 from captum_pda.engines.incremental.rules import padding as padding
@@ -45,7 +46,7 @@ UNCHANGED = "contiguous detach clone alias requires_grad_"
 def _named(names: str) -> Iterator[Callable[..., Any]]:
     """The functions of these names, wherever PyTorch has them."""
     for name in names.split():
-        for owner in (torch, F, Tensor, torch._C._nn, torch.special):
+        for owner in (torch, F, Tensor, nn_functions, torch.special):
             if callable(getattr(owner, name, None)):
                 yield getattr(owner, name)
 
@@ -90,7 +91,7 @@ RULES: dict[Callable[..., Any], Rule] = {
 IN_PLACE: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(owner, f"{name}_"): getattr(owner, name)
     for name in f"{POINTWISE} {ELEMENTWISE}".split()
-    for owner in (torch, F, Tensor, torch._C._nn)
+    for owner in (torch, F, Tensor, nn_functions)
     if hasattr(owner, f"{name}_") and hasattr(owner, name)
 } | {
     Tensor.__iadd__: Tensor.add,

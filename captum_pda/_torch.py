@@ -1,0 +1,69 @@
+"""Everything private that is taken from PyTorch, in one place, under names of our own.
+
+What moved in a new PyTorch is mended here; ``tests/house/test_torch_names.py`` says what it was.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T", bound=Tensor)
+
+#: Functions of neural networks as PyTorch's own layers call them, such as ``avg_pool2d``.
+nn_functions: ModuleType = torch._C._nn
+
+#: A context in which subclasses of tensors are treated as ordinary ones.
+without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
+
+
+def make_wrapper_subclass(
+    cls: type[T], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> T:
+    """A tensor of this class that has a shape but no memory."""
+    made: T = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+    return made
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often a tensor's memory was written to; None for inference tensors, without a count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def default_store() -> Any:
+    """The store that the default process group was made with."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def compiled_from(model: Callable[..., Any]) -> Callable[..., Any] | None:
+    """What ``torch.compile`` made this from, or None if the model is not a compiled one.
+
+    Layers that were compiled in place (``layer.compile()``) are not meant.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:  # nothing was compiled yet, and loading the compiler takes seconds
+        return None
+    if isinstance(model, dynamo.OptimizedModule):
+        original: Callable[..., Any] = model._orig_mod
+        return original
+    return getattr(model, "_torchdynamo_orig_callable", None)
+
+
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether ``module.compile()`` was called, of this module itself rather than its children."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+__all__ = [
+    "compiled_from",
+    "default_store",
+    "is_compiled_in_place",
+    "make_wrapper_subclass",
+    "nn_functions",
+    "version",
+    "without_torch_function",
+]

@@ -1,0 +1,167 @@
+"""What is taken from PyTorch without its promise: when a name moves, its own test says so."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import captum_pda
+from captum_pda import _torch
+
+PACKAGE = Path(captum_pda.__file__).parent
+#: Private by name only: the standard library's documentation has them, or types need them.
+STANDARD_LIBRARY = {"argparse._ActionsContainer", "sys._getframe"}
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+@functools.cache
+def names_of_its_own():
+    """Every name that captum_pda itself defines."""
+    return set(_names_of_its_own())
+
+
+def _names_of_its_own():
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def private_names_of_others(source, own):
+    """The private names that a module takes from something that is not captum_pda."""
+    return set(_private_names_of_others(source, own))
+
+
+def _private_names_of_others(source, own):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            for name in [a.name if module is None else f"{module}.{a.name}" for a in node.names]:
+                if not name.startswith("captum") and any(map(is_private, name.split("."))):
+                    yield name
+
+
+def test_nothing_else_knows_of_pytorchs_private_names():
+    own = names_of_its_own()
+    elsewhere = {
+        (str(file.relative_to(PACKAGE)), name)
+        for file in PACKAGE.rglob("*.py")
+        if file.name != "_torch.py"
+        for name in private_names_of_others(file.read_text(), own) - STANDARD_LIBRARY
+    }
+    assert not elsewhere, f"private names belong in captum_pda/_torch.py: {sorted(elsewhere)}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C.DisableTorchFunctionSubclass()",
+        "from torch._subclasses import FakeTensorMode",
+        "import torch._dynamo",
+        "weight._version",
+    ],
+)
+def test_a_private_name_of_pytorch_is_seen(source):
+    assert private_names_of_others(source, names_of_its_own())
+
+
+def test_nn_functions_are_those_that_layers_call():
+    """``torch._C._nn``: what ``torch.nn.functional`` calls for these is found there."""
+    for name in ("avg_pool2d", "gelu", "adaptive_avg_pool2d", "hardtanh_"):
+        assert callable(getattr(_torch.nn_functions, name, None)), f"torch._C._nn.{name} moved"
+    x = torch.randn(1, 1, 4, 4)
+    torch.testing.assert_close(
+        _torch.nn_functions.avg_pool2d(x, 2), torch.nn.functional.avg_pool2d(x, 2)
+    )
+
+
+class Wrapped(Tensor):
+    """A tensor that answers everything with a word."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return "ours"
+
+
+class WithoutMemory(Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_a_wrapper_subclass_has_a_shape_and_no_memory():
+    """``Tensor._make_wrapper_subclass(cls, size, dtype=, device=)``."""
+    made = _torch.make_wrapper_subclass(
+        WithoutMemory, (2, 10**9), torch.float64, torch.device("cpu")
+    )
+    assert type(made) is WithoutMemory
+    assert made.shape == (2, 10**9)
+    assert made.dtype == torch.float64
+
+
+def test_without_torch_function_subclasses_are_ordinary():
+    """``torch._C.DisableTorchFunctionSubclass``."""
+    tensor = torch.zeros(2).as_subclass(Wrapped)
+    assert tensor + 1 == "ours"
+    with _torch.without_torch_function():
+        assert torch.equal(torch.add(tensor, 1), torch.ones(2))
+
+
+def test_the_version_counts_writes_through_views():
+    """``Tensor._version``."""
+    tensor = torch.zeros(4)
+    before = _torch.version(tensor)
+    tensor[:2].add_(1)
+    tensor.view(2, 2).mul_(2)
+    assert _torch.version(tensor) == before + 2
+    with torch.inference_mode():
+        assert _torch.version(torch.zeros(1)) is None
+
+
+def test_the_default_store_counts(tmp_path):
+    """``torch.distributed.distributed_c10d._get_default_store``."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'ranks'}", world_size=1, rank=0
+    )
+    try:
+        store = _torch.default_store()
+        assert store.add("captum_pda", 2) == 2
+        assert store.add("captum_pda", 3) == 5
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_compiled_module_leads_to_the_module_it_was_made_from():
+    """``torch._dynamo.eval_frame.OptimizedModule._orig_mod``."""
+    module = nn.Linear(2, 2)
+    assert _torch.compiled_from(module) is None
+    assert _torch.compiled_from(torch.compile(module, backend="eager")) is module
+
+
+def test_a_compiled_function_leads_to_the_function_it_was_made_from():
+    """``_torchdynamo_orig_callable`` of what ``torch.compile`` makes of a function."""
+
+    def double(x):
+        return 2 * x
+
+    assert _torch.compiled_from(double) is None
+    assert _torch.compiled_from(torch.compile(double, backend="eager")) is double
+
+
+def test_a_module_compiled_in_place_is_known():
+    """``Module._compiled_call_impl``."""
+    module = nn.Linear(2, 2)
+    assert not _torch.is_compiled_in_place(module)
+    module.compile(backend="eager")
+    assert _torch.is_compiled_in_place(module)
