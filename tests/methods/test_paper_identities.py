@@ -95,7 +95,7 @@ def geometric_mean_evidence(model, prior, image, n_samples):
     logits = SampledPDA(model, prior, output="raw").evidence(
         image, **WINDOWS, n_samples=n_samples, generator=torch.Generator().manual_seed(1)
     )
-    return (bits_of_odds(logits.scores)[:, None] - bits_of_odds(logits.scores_without[0]))[0]
+    return (bits_of_odds(logits.scores)[:, None] - bits_of_odds(logits.parts[0].scores))[0]
 
 
 def window_values(evidence, outputs=4):
@@ -125,7 +125,7 @@ def test_normalised_geometric_mean_of_softmaxes_is_the_softmax_of_mean_logits():
             perturbed[0, :, row : row + 3, column : column + 3] = draw
             product *= torch.softmax(model(perturbed)[0], dim=0) ** (1 / 5)
         torch.testing.assert_close(
-            torch.softmax(mean_logits.scores_without[0][0, window], dim=0),
+            torch.softmax(mean_logits.parts[0].scores[0, window], dim=0),
             product / product.sum(),
             rtol=1e-12,
             atol=1e-12,
