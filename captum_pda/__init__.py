@@ -5,6 +5,8 @@ and which against it, in bits.
 """
 
 from captum_pda import diagnostics
+from captum_pda.basics.errors import CovarianceError, NonFiniteOutputError, NotFittedError
+from captum_pda.basics.version import __version__
 from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
 from captum_pda.datasets.result_folder import ResultFolder, SettingsError
 from captum_pda.distributed.ranks import OtherRankError
@@ -15,7 +17,6 @@ from captum_pda.engines import (
     IncrementalEngine,
     IncrementalError,
 )
-from captum_pda.errors import CovarianceError, NonFiniteOutputError, NotFittedError
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
@@ -28,8 +29,6 @@ from captum_pda.priors import (
     PatchPrior,
 )
 from captum_pda.regions.window_grid import WindowGrid
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ConstantPrior",
@@ -54,6 +53,7 @@ __all__ = [
     "SettingsError",
     "WindowEvidence",
     "WindowGrid",
+    "__version__",
     "diagnostics",
     "explain_dataset",
 ]

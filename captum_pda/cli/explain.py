@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captum_pda import __version__
+from captum_pda.basics.version import __version__
 from captum_pda.cli import folder
 from captum_pda.cli.arguments import add_model_options, device_for, positive
 from captum_pda.cli.explanation import METHODS, Explanation, Question, explain_image

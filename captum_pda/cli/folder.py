@@ -26,6 +26,8 @@ import torch.distributed as dist
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 
+from captum_pda.basics.files import remove_parts
+from captum_pda.basics.fingerprints import file_fingerprint, fingerprint
 from captum_pda.cli.arguments import device_for
 from captum_pda.cli.explanation import Question, check_window, choose_classes, explain_image
 from captum_pda.cli.models import Classifier, load_classifier
@@ -42,8 +44,6 @@ from captum_pda.datasets.result_folder import (
 from captum_pda.distributed.ranks import OtherRankError, Ranks
 from captum_pda.distributed.shared_work import share_work
 from captum_pda.engines.auto import WORTH_A_PROBE
-from captum_pda.files import remove_parts
-from captum_pda.fingerprints import file_fingerprint, fingerprint
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.priors import GaussianPatchPrior, PatchPrior
 from captum_pda.regions.arguments import make_grids

@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from captum_pda import __version__
+from captum_pda.basics.version import __version__
 from captum_pda.cli import demo, explain, fit_prior
 from captum_pda.cli.usage_errors import CommandError, one_line
 

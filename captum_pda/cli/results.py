@@ -13,10 +13,10 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import save as to_safetensors
 
+from captum_pda.basics.files import write_whole
 from captum_pda.cli.explanation import Explanation
 from captum_pda.cli.models import Classifier
 from captum_pda.cli.usage_errors import CommandError
-from captum_pda.files import write_whole
 from captum_pda.visualization import visualize_evidence_multiple
 
 RAW_FORMATS = ("npz", "safetensors", "none")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.basics.version import __version__
 from captum_pda.datasets.result_folder import as_json
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import share_work
-from captum_pda.fingerprints import fingerprint
 from captum_pda.prediction.measures import Measure
 
 if TYPE_CHECKING:
@@ -146,8 +147,6 @@ def describe(attribution: Any, target: Any, arguments: dict[str, Any]) -> dict[s
 
 def versions() -> dict[str, str]:
     """The versions of what computes a result."""
-    from captum_pda import __version__
-
     return {"captum_pda": __version__, "captum": captum.__version__, "torch": torch.__version__}
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from captum_pda.files import write_whole
+from captum_pda.basics.files import write_whole
 
 SETTINGS_FILE = "settings.json"
 

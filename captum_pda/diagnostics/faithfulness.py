@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import TargetType
+from captum_pda.basics import device_sync
 from captum_pda.engines import BatchLoop, BatchSize
 from captum_pda.prediction.inputs import check_choice, check_count, check_images
 from captum_pda.prediction.measures import measure_for

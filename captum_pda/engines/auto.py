@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
+from captum_pda.basics import device_sync
+from captum_pda.basics.errors import warn_user
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.dense import DenseEngine
+from captum_pda.engines.engine_protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engines.incremental.engine import IncrementalEngine, PreparedIncremental
-from captum_pda.engines.protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engines.report import EngineReport
-from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
 #: Windows that both engines run, to be compared.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
 from captum_pda.engines.batch_size import BatchSize
-from captum_pda.engines.protocol import Advance, Forward, Read
+from captum_pda.engines.engine_protocol import Advance, Forward, Read
 from captum_pda.engines.report import EngineReport
 from captum_pda.regions.protocol import Windows
 

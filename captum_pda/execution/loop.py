@@ -7,7 +7,7 @@ from functools import partial
 
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import BatchSize, PreparedEngine
-from captum_pda.engines.protocol import Advance
+from captum_pda.engines.engine_protocol import Advance
 from captum_pda.execution.contents import Contents, ExampleContents
 from captum_pda.execution.progress import ProgressBar
 from captum_pda.execution.rank_chunks import (

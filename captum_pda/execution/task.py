@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
+from captum_pda.basics import device_sync
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Engine
 from captum_pda.execution.sampling_error import StoppingRule

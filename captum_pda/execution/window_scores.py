@@ -10,9 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
+from captum_pda.basics import device_sync
 from captum_pda.engines import PreparedEngine
-from captum_pda.engines.protocol import Advance, Read
+from captum_pda.engines.engine_protocol import Advance, Read
 from captum_pda.execution.sampling_error import looks, score_error
 from captum_pda.prediction.measures import marginalise
 from captum_pda.regions.protocol import Windows

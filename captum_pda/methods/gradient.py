@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import (
     GradientAttribution,
     TargetType,
@@ -18,7 +17,8 @@ from captum_pda._captum import (
     log_usage,
     readable_name,
 )
-from captum_pda.errors import NonFiniteOutputError
+from captum_pda.basics import device_sync
+from captum_pda.basics.errors import NonFiniteOutputError
 from captum_pda.evidence.combine import weighted_mean
 from captum_pda.evidence.window_evidence import to_attribution
 from captum_pda.execution.contents import Contents, conditional_mean

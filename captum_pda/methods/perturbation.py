@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, readable_name
+from captum_pda.basics import device_sync
+from captum_pda.basics.errors import NonFiniteOutputError, attach_result
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for
-from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda.basics import device_sync
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.resolve import Request, Tolerance
 from captum_pda.execution.task import Sampling

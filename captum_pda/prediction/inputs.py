@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import format_tensor_into_tuples
+from captum_pda.basics import device_sync
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

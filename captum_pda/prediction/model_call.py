@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
-from captum_pda.errors import warn_user
+from captum_pda.basics.errors import warn_user
 
 
 class ModelCall:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
-from captum_pda.errors import warn_user
+from captum_pda.basics import device_sync
+from captum_pda.basics.errors import warn_user
 
 OUTPUTS = ("logits", "probabilities", "raw")
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import TargetType
+from captum_pda.basics import device_sync
 
 
 def target_columns(

@@ -4,8 +4,8 @@ from captum_pda.priors.constant import ConstantPrior
 from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 from captum_pda.priors.marginal import MarginalPrior
+from captum_pda.priors.patch_prior import PatchPrior
 from captum_pda.priors.per_example import prior_for, prior_settings
-from captum_pda.priors.protocol import PatchPrior
 
 __all__ = [
     "ConstantPrior",

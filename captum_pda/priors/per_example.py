@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_pda.fingerprints import fingerprint
+from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 from captum_pda.regions.protocol import Windows
 

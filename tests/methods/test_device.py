@@ -29,7 +29,7 @@ def engine(request):
 def pretended(monkeypatch):
     """A device without values: whoever reads a value, or mixes devices, fails.
 
-    Only the functions of ``captum_pda.device_sync`` may read values; they are replaced and
+    Only the functions of ``captum_pda.basics.device_sync`` may read values; they are replaced and
     counted here.
     """
     reads = []

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from captum_pda.engines.batch_size import BatchSize, is_out_of_memory
+from captum_pda.engines.engine_protocol import Advance, Forward, Read
 from captum_pda.engines.incremental.boxed import Boxed
 from captum_pda.engines.incremental.no_rule import IncrementalError
 from captum_pda.engines.incremental.pass_state import Run, channels_last
 from captum_pda.engines.incremental.spans import Integers, Span
 from captum_pda.engines.incremental.tensor import PerturbedTensor
 from captum_pda.engines.incremental.window_order import order_of_windows
-from captum_pda.engines.protocol import Advance, Forward, Read
 from captum_pda.engines.report import EngineReport
 from captum_pda.regions.protocol import Windows
 

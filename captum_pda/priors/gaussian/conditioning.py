@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
-from captum_pda.errors import CovarianceError, warn_user
+from captum_pda.basics import device_sync
+from captum_pda.basics.errors import CovarianceError, warn_user
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.regions.protocol import Integers
 

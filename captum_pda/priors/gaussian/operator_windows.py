@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captum_pda.device_sync import moved_like
+from captum_pda.basics.device_sync import moved_like
 from captum_pda.priors.gaussian.conditioning import Conditional
 
 

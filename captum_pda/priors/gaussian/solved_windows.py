@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.device_sync import in_double, moved_like
+from captum_pda.basics.device_sync import in_double, moved_like
 from captum_pda.priors.gaussian.conditioning import (
     Conditional,
     diagonal_loading,
