@@ -179,6 +179,76 @@ def conditional_means(gaussian, image, window, strides):
     return np.stack([condition_window(gaussian, image, c, window)[0] for c in corners])
 
 
+# The empty context
+
+
+def gaussian_weights(space, p, sigmas, reach=None):
+    """g(p - q) for every pixel q, (*space); nothing beyond ``reach`` standard deviations."""
+    weights = np.ones(space)
+    for axis, (center, sigma) in enumerate(zip(p, sigmas, strict=True)):
+        apart = np.abs(np.indices(space)[axis] - center)
+        weights *= np.exp(-(apart**2) / (2 * sigma**2))
+        if reach is not None:
+            weights[apart > np.ceil(reach * sigma)] = 0.0
+    return weights
+
+
+def gaussian_blur(image, sigma):
+    """n(p) = sum_q g(p - q) x(q) / sum_q g(p - q) over the pixels q of the image."""
+    space = image.shape[1:]
+    result = np.zeros(image.shape)
+    for p in product(*map(range, space)):
+        weights = gaussian_weights(space, p, [sigma] * len(space))
+        for channel, values in enumerate(image):
+            result[(channel, *p)] = np.sum(weights * values) / np.sum(weights)
+    return result
+
+
+def nothing_seen(image):
+    """The image blurred by 20/224 of its shorter side."""
+    return gaussian_blur(image, 20 / 224 * min(image.shape[1:]))
+
+
+def run_length(region, axis):
+    """The mean length of a region's runs of pixels along an axis; 1 for an empty region."""
+    lengths = []
+    for line in np.moveaxis(region, axis, -1).reshape(-1, region.shape[axis]):
+        length = 0
+        for inside in [*line, False]:
+            if inside:
+                length += 1
+            elif length:
+                lengths.append(length)
+                length = 0
+    return np.mean(lengths) if lengths else 1.0
+
+
+def seen_share(region):
+    """s(p) = sum_{q in region} g(p - q) / sum_q g(p - q), g cut at three standard deviations, of
+    1/16 of the run length along each axis, (*space) for a boolean region (*space)."""
+    sigmas = [run_length(region, axis) / 16 for axis in range(region.ndim)]
+    share = np.zeros(region.shape)
+    for p in product(*map(range, region.shape)):
+        weights = gaussian_weights(region.shape, p, sigmas, reach=3)
+        share[p] = np.sum(weights * region) / np.sum(weights)
+    return share
+
+
+def seen_alone(image, nothing, region):
+    """The image with one boolean region (*space) seen alone."""
+    return nothing + seen_share(region) * (image - nothing)
+
+
+def empty_efficient_pda(model, image, nothing, regions, target, output, measure):
+    """Each region's evidence by itself: measured(only the region) - measured(nothing)."""
+    before = measured(predict(model, nothing, target, output), measure)
+    values = []
+    for region in regions:
+        alone = seen_alone(image, nothing, region)
+        values.append(measured(predict(model, alone, target, output), measure) - before)
+    return np.array(values)
+
+
 # Predictions and measures
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from captum_pda.execution.task import Part, Sampling
-from captum_pda.priors import prior_for
+from captum_pda.execution.task import Sampling
+from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.protocol import Windows
 
 #: From a prior, an example (C, *space), windows and the sampling to fills (S, W, C, *window).
@@ -51,20 +51,19 @@ class ExampleContents:
     context: str
     _priors: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
-    def unchanged(self, part: Part, number: int) -> Tensor:
+    def unchanged(self) -> Tensor:
         """What the model gets before a region is changed, (1, C, *space)."""
         if self.context == "full":
             return self.example
-        prior = self._prior(part.regions.boxes(number)[0])
-        nothing: Tensor = prior.nothing_seen(self.example[0])
-        return nothing.to(self.example.dtype).unsqueeze(0)
+        return EmptyContext(self.contents.prior).nothing_seen(self.example[0]).unsqueeze(0)
 
     def fills(self, windows: Windows, sampling: Sampling) -> tuple[Windows, Tensor]:
         """The boxes that change, and what is put there, (S, W, C, *box)."""
-        prior = self._prior(windows)
         if self.context == "empty":
-            boxes, contents = prior.seen_alone(self.example[0], windows)
+            empty = EmptyContext(self.contents.prior)
+            boxes, contents = empty.seen_alone(self.example[0], windows)
             return boxes, check_fills(contents.unsqueeze(0), self.example, boxes, 1)
+        prior = self._prior(windows)
         fills = self.contents.draw(prior, self.example[0], windows, sampling)
         fills = check_fills(fills, self.example, windows, sampling.n_samples)
         return windows, _only_where_hidden(fills, self.example, windows)
@@ -72,9 +71,8 @@ class ExampleContents:
     def _prior(self, windows: Windows) -> Any:
         """The prior for windows of this shape."""
         if windows.window not in self._priors:
-            needs = self.contents.needs if self.context == "full" else "seen_alone"
             self._priors[windows.window] = prior_for(
-                self.contents.prior, needs, self.example[0], windows
+                self.contents.prior, self.contents.needs, self.example[0], windows
             )
         return self._priors[windows.window]
 

@@ -100,7 +100,7 @@ class Run:
         task = self.task
         example = task.inputs[scene.tensor][scene.example : scene.example + 1]
         contents = self.contents.of(example, scene.context)
-        unchanged = contents.unchanged(task.parts[scene.parts[0]], scene.example)
+        unchanged = contents.unchanged()
         forward = task.call.for_example(scene.example, scene.tensor)
         prepared = self.execution.engine.prepare(forward, unchanged, batch_size)
         sampling = self.sampling.in_context(scene.context)

@@ -121,9 +121,7 @@ def _with_nothing_seen(task: Task, contents: Contents) -> Task:
         if scene.context == "full":
             continue
         example = task.inputs[scene.tensor][scene.example : scene.example + 1]
-        unchanged = contents.of(example, scene.context).unchanged(
-            task.parts[scene.parts[0]], scene.example
-        )
+        unchanged = contents.of(example, scene.context).unchanged()
         with torch.no_grad():
             outputs = task.call.for_example(scene.example, scene.tensor)(unchanged.clone())
         for number in scene.parts:

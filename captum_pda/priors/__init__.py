@@ -2,6 +2,7 @@
 
 from captum_pda.priors.constant import ConstantPrior
 from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
+from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 from captum_pda.priors.marginal import MarginalPrior
 from captum_pda.priors.patch_prior import PatchPrior
@@ -10,6 +11,7 @@ from captum_pda.priors.per_example import prior_for, prior_settings
 __all__ = [
     "ConstantPrior",
     "EmpiricalMeanPrior",
+    "EmptyContext",
     "GaussianPatchPrior",
     "MarginalPrior",
     "PatchPrior",

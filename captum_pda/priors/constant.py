@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.priors.empty_context import pasted
+from captum_pda.regions.placed_windows import PlacedWindows
 from captum_pda.regions.protocol import Windows
 
 
@@ -53,6 +55,14 @@ class ConstantPrior:
     ) -> Tensor:
         mean = self.conditional_mean(example, regions)
         return mean.expand(n_samples, *mean.shape)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The constant everywhere, (C, *space)."""
+        return self._baseline(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
+        """Each region in the constant, with soft edges: boxes, and contents (W, C, *box)."""
+        return pasted(example, self._baseline(example), windows)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from captum_pda.basics import device_sync
 from captum_pda.prediction.inputs import check_count
+from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.patch_prior import PatchPrior
 from captum_pda.priors.per_example import prior_for, prior_settings
 from captum_pda.regions.protocol import Windows
@@ -66,6 +67,14 @@ class EmpiricalMeanPrior:
     ) -> Tensor:
         prior = prior_for(self.prior, "sample", example, regions)
         return cast(Tensor, prior.sample(example, regions, n_samples, generator))
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """What the wrapped prior has where nothing is seen, (C, *space)."""
+        return EmptyContext(self.prior).nothing_seen(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region alone, as the wrapped prior has it: there is nothing to draw."""
+        return EmptyContext(self.prior).seen_alone(example, windows)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""

@@ -10,6 +10,8 @@ from captum_pda.basics import device_sync
 from captum_pda.basics.errors import NotFittedError
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.priors.batches import Images, batches_of
+from captum_pda.priors.empty_context import pasted
+from captum_pda.regions.placed_windows import PlacedWindows
 from captum_pda.regions.protocol import Windows
 
 
@@ -70,6 +72,15 @@ class MarginalPrior:
         chosen = torch.randint(len(images), shape, generator=generator, device=example.device)
         fills = images[chosen, regions.pixels(example.device)].transpose(-1, -2)
         return fills.reshape(*fills.shape[:-1], *regions.window).to(example.dtype)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The mean of the fitted images, (C, *space)."""
+        _, mean = self._fitted(example)
+        return device_sync.moved_like(mean, example).T.reshape(example.shape)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
+        """Each region in the mean image, with soft edges: boxes, and contents (W, C, *box)."""
+        return pasted(example, self.nothing_seen(example), windows)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""

@@ -14,9 +14,19 @@ from captum_pda.regions.protocol import Windows
 class PatchPrior(Protocol):
     """What could stand in each region of one example, given what surrounds it.
 
-    EfficientPDA and GradientPDA need ``conditional_mean`` only, SampledPDA ``sample`` only. A
-    ``settings()`` that returns a dict of plain values describes a prior in result files; without
-    one, a prior of your own is known there by its class and a hash of its attributes.
+    EfficientPDA and GradientPDA need ``conditional_mean`` only, SampledPDA ``sample`` only. Regions
+    of any shape have a mask ``regions.hidden`` (W, *window), true where a pixel is hidden; what is
+    given for the other pixels of a box is not used.
+
+    Optional methods:
+
+    - ``nothing_seen(example)``, the input (C, *space) with nothing seen, for contexts "empty" and
+      "both".
+    - ``seen_alone(example, regions)``, each region with nothing else seen: the boxes that differ
+      from ``nothing_seen`` as PlacedWindows, and their contents (W, C, *box). Without it regions
+      are pasted into ``nothing_seen`` with soft edges.
+    - ``settings()``, a dict of plain values that describes the prior in result files. Without it, a
+      prior of your own is known there by its class and a hash of its attributes.
 
     Example::
 

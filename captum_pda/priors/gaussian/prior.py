@@ -16,12 +16,14 @@ from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.prediction.inputs import check_choice, check_count
 from captum_pda.priors.batches import Images, batches_of
+from captum_pda.priors.empty_context import blurred, pasted
 from captum_pda.priors.gaussian import storage
 from captum_pda.priors.gaussian.across_ranks import merge_moments
 from captum_pda.priors.gaussian.fills import Draws, GaussianFills
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.patch_moments import PatchMoments
 from captum_pda.priors.gaussian.stationary_moments import StationaryMoments
+from captum_pda.regions.placed_windows import PlacedWindows
 from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
@@ -194,6 +196,18 @@ class GaussianPatchPrior:
             shape = (-1, *(1 for _ in regions.window))
             samples = samples.clamp(low.reshape(shape), high.reshape(shape))
         return samples
+
+    # The empty context
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
+        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
+        return blurred(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
+        """Each region in the blurred example, n + s (x - n), where s falls from 1 to 0 around the
+        region with the softness of 1/16 of its extent: boxes, and contents (W, C, *box)."""
+        return pasted(example, self.nothing_seen(example), windows)
 
     def _fills_for(self, example: Tensor, regions: Windows) -> GaussianFills:
         moments, _ = self._fitted()
