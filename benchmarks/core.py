@@ -1,14 +1,17 @@
 """What the core costs, as ratios of two things measured alternately in one run.
 
 python benchmarks/core.py overhead     # engine, prior and evidence over the bare model
-python benchmarks/core.py sampling     # drawing samples over one conditioning a window
+python benchmarks/core.py sampling     # drawing samples over one conditioning per window
 python benchmarks/core.py occlusion    # captum.attr.Occlusion over EfficientPDA
 python benchmarks/core.py batch-sizes  # the bare model at several batch sizes
+
+With ``--tiny`` each runs in seconds, to see that it runs; its numbers then mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,16 +20,34 @@ from captum.attr import Occlusion
 from timing import best_times
 
 from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, WindowGrid
-from captum_pda.engines import BatchSize, DenseEngine
-from captum_pda.execution.loop import scores_without_windows
-from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.readout import Readout
-from captum_pda.priors import prior_for
+from captum_pda.engines import BatchSize
 
 TARGET = 7
 
 
-def photo_like(size: int = 224) -> torch.Tensor:
+@dataclass(frozen=True)
+class Scale:
+    """How much is timed.
+
+    Args:
+        rounds: how often each candidate runs.
+        side: of the image.
+        windows: how many are timed of many.
+        networks: against Occlusion.
+        batch_sizes: of the bare model.
+    """
+
+    rounds: int
+    side: int = 224
+    windows: int = 1024
+    networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")
+    batch_sizes: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
+
+
+TINY = Scale(rounds=1, side=64, windows=16, networks=("squeezenet1_1",), batch_sizes=(1, 2))
+
+
+def photo_like(size: int) -> torch.Tensor:
     """Noise with the falling spectrum of a photo."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.fft.rfft2(torch.randn(1, 3, size, size, generator=generator))
@@ -35,39 +56,21 @@ def photo_like(size: int = 224) -> torch.Tensor:
     return image / image.std()
 
 
-def overhead(rounds: int, n_windows: int) -> None:
+def overhead(scale: Scale) -> None:
     """Fitting, filling, perturbing and reading against the model alone on ready-made batches."""
     model = torchvision.models.resnet18(weights=None).eval()
-    image = photo_like()
-    grid = WindowGrid((224, 224), (10, 10), (2, 2))
-    middle = (len(grid) - n_windows) // 2
-    part = grid[middle : middle + n_windows]
+    image = photo_like(scale.side)
+    grid = WindowGrid((scale.side, scale.side), (10, 10), (2, 2))
+    middle = (len(grid) - scale.windows) // 2
+    part = grid[middle : middle + scale.windows]
     rows = BatchSize().rows_for(image)
 
-    def fill_for(example: torch.Tensor, windows: WindowGrid):
-        prior = prior_for(None, "conditional_mean", example[0], windows)
-        return lambda chunk: prior.conditional_mean(example[0], chunk).unsqueeze(0)
-
-    def with_library() -> torch.Tensor:
-        call = ModelCall(model, (image,))
-        readout = Readout("logits", softmax=True)
-        return scores_without_windows(
-            call,
-            (image,),
-            (part,),
-            fill_for,
-            DenseEngine(),
-            readout,
-            [TARGET],
-            1,
-            1,
-            None,
-            None,
-        )[0]
+    def with_library() -> None:
+        EfficientPDA(model, engine="dense").evidence(image, windows=part)
 
     fills = GaussianPatchPrior(18).fit(image).conditional_mean(image[0], part)
     batches = []
-    for start in range(0, n_windows, rows):
+    for start in range(0, scale.windows, rows):
         some = fills[start : start + rows]
         batch = image.repeat(len(some), 1, 1, 1).contiguous(memory_format=torch.channels_last)
         corners = part.corner_array[start : start + rows]
@@ -80,18 +83,19 @@ def overhead(rounds: int, n_windows: int) -> None:
         for batch in batches:
             model(batch)
 
-    best = best_times({"library": with_library, "bare model": bare}, rounds)
+    best = best_times({"library": with_library, "bare model": bare}, scale.rounds)
     ratio = best["library"] / best["bare model"]
-    print(f"ResNet18, 224x224, stride 2, {n_windows} windows in batches of {rows}")
+    side = f"{scale.side}x{scale.side}"
+    print(f"ResNet18, {side}, stride 2, {scale.windows} windows in batches of {rows}")
     print(f"library / bare model on the same batches: {ratio:.3f} (wanted: at most 1.05)")
 
 
-def sampling(rounds: int, n_windows: int) -> None:
+def sampling(scale: Scale) -> None:
     """All samples of a whole image against conditioning and factoring window by window."""
-    image = photo_like()
+    image = photo_like(scale.side)
     prior = GaussianPatchPrior(18).fit(image)
-    grid = WindowGrid((224, 224), (10, 10), (1, 1))
-    few = min(n_windows, 20)
+    grid = WindowGrid((scale.side, scale.side), (10, 10), (1, 1))
+    few = min(scale.windows, 20)
 
     def with_library() -> None:
         fresh = GaussianPatchPrior(18).fit(image)
@@ -108,29 +112,28 @@ def sampling(rounds: int, n_windows: int) -> None:
 
     def window_by_window() -> None:
         for number in range(few):
-            patch = patches[number // 207 + 50, number % 207 + 50].reshape(-1)
+            patch = patches[scale.side // 4, scale.side // 4 + number].reshape(-1)
             rest = covariance[~window][:, ~window]
             weights = np.linalg.solve(rest, covariance[~window][:, window])
             left = covariance[window][:, window] - covariance[window][:, ~window] @ weights
             factor = np.linalg.cholesky(left + 1e-5 * np.eye(len(left)))
             patch[~window] @ weights + random.standard_normal((10, len(left))) @ factor.T
 
-    best = best_times({"library": with_library, "window by window": window_by_window}, rounds)
+    best = best_times({"library": with_library, "window by window": window_by_window}, scale.rounds)
     ratio = best["window by window"] / few * len(grid) / best["library"]
     print(f"10 samples for each of {len(grid)} windows of 10x10, three channels jointly")
     print(
-        f"NumPy, one conditioning and Cholesky a window (timed on {few}) / library: {ratio:.0f} "
+        f"NumPy, one conditioning and Cholesky per window (timed on {few}) / library: {ratio:.0f} "
         "(wanted: at least 50)"
     )
 
 
-def occlusion(rounds: int, n_windows: int) -> None:
+def occlusion(scale: Scale) -> None:
     """Captum's Occlusion at its best batch size against ``attribute`` on as many windows."""
-    image = photo_like()
-    print(
-        "window 10, 224x224, stride 10 (529 windows); Occlusion's time / ours, wanted: at least 1"
-    )
-    for name in ("resnet18", "squeezenet1_1", "mobilenet_v2"):
+    image = photo_like(scale.side)
+    side = f"{scale.side}x{scale.side}"
+    print(f"window 10, {side}, stride 10; Occlusion's time / ours, wanted: at least 1")
+    for name in scale.networks:
         model = torchvision.models.get_model(name, weights=None).eval()
         candidates = {
             f"occlusion {rows}": lambda rows=rows, model=model: Occlusion(model).attribute(
@@ -147,7 +150,7 @@ def occlusion(rounds: int, n_windows: int) -> None:
                 model, prior, engine="dense"
             ).attribute(image, target=TARGET, sliding_window_shapes=10, strides=10)
         with torch.no_grad():
-            best = best_times(candidates, rounds)
+            best = best_times(candidates, scale.rounds)
         fastest = min(time for title, time in best.items() if title.startswith("occlusion"))
         print(
             f"{name:>14}: {fastest / best['own Gaussian']:.2f} with the default prior, "
@@ -155,17 +158,18 @@ def occlusion(rounds: int, n_windows: int) -> None:
         )
 
 
-def batch_sizes(rounds: int, n_windows: int) -> None:
+def batch_sizes(scale: Scale) -> None:
     """How the time of a forward pass depends on the number of copies in it."""
     model = torchvision.models.resnet18(weights=None).eval()
     candidates = {}
-    for rows in (4, 8, 16, 32, 64, 128):
-        batch = photo_like().repeat(rows, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    image = photo_like(scale.side)
+    for rows in scale.batch_sizes:
+        batch = image.repeat(rows, 1, 1, 1).contiguous(memory_format=torch.channels_last)
         candidates[str(rows)] = lambda batch=batch: model(batch)
     with torch.inference_mode():
-        best = best_times(candidates, rounds)
+        best = best_times(candidates, scale.rounds)
     smallest = min(time / int(rows) for rows, time in best.items())
-    print("ResNet18, 224x224: time a copy, relative to the best batch size")
+    print("ResNet18: time per copy, relative to the best batch size")
     print("  ".join(f"{rows}: {time / int(rows) / smallest:.2f}" for rows, time in best.items()))
 
 
@@ -183,5 +187,7 @@ if __name__ == "__main__":
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--windows", type=int, default=1024, help="how many to time, of many")
-    arguments = parser.parse_args()
-    TASKS[arguments.task](arguments.rounds, arguments.windows)
+    parser.add_argument("--tiny", action="store_true", help="seconds only, to see that it runs")
+    chosen = parser.parse_args()
+    scale = TINY if chosen.tiny else Scale(chosen.rounds, windows=chosen.windows)
+    TASKS[chosen.task](scale)

@@ -3,6 +3,8 @@
     python benchmarks/scale.py slopes      # log-log slopes of time and of peak memory
     python benchmarks/scale.py processes   # two processes against one; needs two idle cores
 
+With ``--tiny`` each takes seconds, to see that it runs; its numbers then mean nothing.
+
 A slope of 1 means linear, 0 independent. Each point is a process of its own with one thread, so
 that its peak memory is its own; all points of a row are timed alternately, and the best of
 ``--rounds`` counts. Peak memory is what a run adds to that of importing and building the model.
@@ -37,6 +39,10 @@ ROWS = {
     "classes, attribute": ("classes", (10, 100, 1000), {}),
     "classes, evidence": ("classes", (10, 100, 1000), {"what": "evidence"}),
     "images, attribute": ("images", (1, 4, 16), {}),
+}
+TINY_ROWS = {
+    "windows, attribute": ("windows", (144, 256), {}),
+    "classes, evidence": ROWS["classes, evidence"],
 }
 
 
@@ -88,10 +94,10 @@ def slope(sizes: list[float], values: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(np.maximum(values, 1e-9)), 1)[0])
 
 
-def slopes(rounds: int) -> None:
+def slopes(rounds: int, rows: dict[str, tuple]) -> None:
     print("| growing | sizes | slope of time | time, first = 1 | peak memory added, MiB |")
     print("| --- | --- | --- | --- | --- |")
-    for name, (what, sizes, settings) in ROWS.items():
+    for name, (what, sizes, settings) in rows.items():
         tasks = [{**BASE, **settings, what: size} for size in sizes]
         found = [[in_own_process(task) for task in tasks] for _ in range(rounds)]
         times = [min(row[n]["seconds"] for row in found) for n in range(len(sizes))]
@@ -118,7 +124,8 @@ pda = EfficientPDA(torchvision.models.resnet18(weights=None).eval(), engine="den
 image = torch.randn(1, 3, 224, 224)
 pda.attribute(image, 0, sliding_window_shapes=32, strides=32)
 dist.barrier(); start = time.perf_counter()
-pda.attribute(image, 0, sliding_window_shapes=10, strides=10)
+width = int(sys.argv[1])
+pda.attribute(image, 0, sliding_window_shapes=width, strides=width)
 dist.barrier()
 if dist.get_rank() == 0: print("SECONDS", time.perf_counter() - start)
 dist.destroy_process_group()
@@ -138,7 +145,7 @@ def launch(count: int, program: list[str]) -> str:
     return done.stdout
 
 
-def processes(rounds: int, n_photos: int = 24) -> None:
+def processes(rounds: int, n_photos: int = 24, window: int = 10) -> None:
     """The time of one process over that of two, with one thread each."""
     from PIL import Image
 
@@ -153,12 +160,26 @@ def processes(rounds: int, n_photos: int = 24) -> None:
         best: dict[tuple[str, int], float] = {}
         for turn in range(rounds):
             for count in (1, 2):
-                taken = float(launch(count, [str(script)]).split("SECONDS")[1].split()[0])
+                taken = float(
+                    launch(count, [str(script), str(window)]).split("SECONDS")[1].split()[0]
+                )
                 best["one input", count] = min(taken, best.get(("one input", count), np.inf))
                 out = str(folder / f"out_{turn}_{count}")
                 explain = ["-m", "captum_pda", "explain", str(folder / "photos"), "--output", out]
                 start = time.perf_counter()
-                launch(count, [*explain, "--stride", "10", "--quiet", "--device", "cpu"])
+                launch(
+                    count,
+                    [
+                        *explain,
+                        "--window",
+                        str(window),
+                        "--stride",
+                        str(window),
+                        "--quiet",
+                        "--device",
+                        "cpu",
+                    ],
+                )
                 taken = time.perf_counter() - start
                 best["folder", count] = min(taken, best.get(("folder", count), np.inf))
     for what, note in (("one input", ""), ("folder", ", with starting the processes")):
@@ -170,11 +191,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["slopes", "processes", "one"], nargs="?", default="slopes")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="seconds only, to see that it runs")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.part == "one":
         print(json.dumps(measure(json.loads(chosen.task))))
     elif chosen.part == "slopes":
-        slopes(chosen.rounds)
+        slopes(*((1, TINY_ROWS) if chosen.tiny else (chosen.rounds, ROWS)))
+    elif chosen.tiny:
+        processes(rounds=1, n_photos=2, window=56)
     else:
         processes(chosen.rounds)

@@ -6,6 +6,8 @@
     python benchmarks/speed.py --paper                # against sampling window by window
     python benchmarks/speed.py --profile              # where the incremental engine's time goes
 
+With ``--tiny`` each takes seconds, to see that it runs; its numbers then mean nothing.
+
 All times of a row are taken alternately in one run; the best of ``--rounds`` counts. Networks are
 untrained, which changes no time. "multiply-adds" is the share of the dense engine's that are done
 with boxes, and "limit" its inverse: what a machine gains that does nothing but multiply.
@@ -255,7 +257,11 @@ if __name__ == "__main__":
     parser.add_argument("--receptive-field", action="store_true")
     parser.add_argument("--paper", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="seconds only, to see that it runs")
     chosen = parser.parse_args()
+    if chosen.tiny:
+        SIZE, BATCH_SIZES = 64, (1,)
+        chosen.networks, chosen.stride, chosen.rounds = ["squeezenet1_1"], 10, 1
     if chosen.receptive_field:
         receptive_field(chosen.stride, chosen.rounds)
     elif chosen.profile:
