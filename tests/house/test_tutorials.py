@@ -96,6 +96,7 @@ def test_readmes_link_every_tutorial() -> None:
         assert f"](tutorials/{path.name})" in project
 
 
+@pytest.mark.slow
 @each_tutorial
 def test_runs_reduced_from_a_clean_kernel(path: Path) -> None:
     executed = run_reduced(path)
@@ -131,6 +132,7 @@ def test_sizes_depend_on_the_switch(path: Path) -> None:
     assert any(isinstance(name.ctx, ast.Load) for name in names)
 
 
+@pytest.mark.slow
 def test_mnist_tutorial_without_mnist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CAPTUM_PDA_MNIST", raising=False)
     executed = run_reduced(TUTORIALS / "2_mnist_as_in_the_paper.ipynb")
