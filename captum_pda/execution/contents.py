@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from captum_pda.execution.task import Sampling
+from captum_pda.execution.sampling import Sampling
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.protocol import Windows
 

@@ -8,7 +8,7 @@ from functools import partial
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import BatchSize, PreparedEngine
 from captum_pda.engines.engine_protocol import Advance
-from captum_pda.execution.contents import Contents, ExampleContents
+from captum_pda.execution.contents import ExampleContents
 from captum_pda.execution.progress import ProgressBar
 from captum_pda.execution.rank_chunks import (
     VALUES_PER_CHUNK,
@@ -17,7 +17,8 @@ from captum_pda.execution.rank_chunks import (
     bring_together,
     rank_chunks,
 )
-from captum_pda.execution.task import Execution, Part, Sampling, Scene, Task
+from captum_pda.execution.sampling import Sampling
+from captum_pda.execution.task import Execution, Part, Scene, Task
 from captum_pda.execution.window_scores import Scoring, WindowScores, score_windows
 
 
@@ -29,7 +30,6 @@ class Run:
         task: what to compute.
         sampling: how many contents each region gets.
         execution: how to run the model.
-        contents: what is put in the place of regions.
         known: of each part the scores of every region, marginalised over its fills, and NaN for
             those still to come. So nothing is lost when something stops the run.
     """
@@ -37,17 +37,16 @@ class Run:
     task: Task
     sampling: Sampling
     execution: Execution
-    contents: Contents
     known: tuple[WindowScores, ...]
 
     @classmethod
-    def of(cls, task: Task, sampling: Sampling, execution: Execution, contents: Contents) -> Run:
+    def of(cls, task: Task, sampling: Sampling, execution: Execution) -> Run:
         """A run of which nothing is known yet."""
         known = tuple(
             WindowScores.none_yet(reference, len(part.regions), sampling.keep_errors)
             for part, reference in zip(task.parts, task.references, strict=True)
         )
-        return cls(task, sampling, execution, contents, known)
+        return cls(task, sampling, execution, known)
 
     def alone(self) -> Run:
         """The same run as this process knows it, without the other ranks."""
@@ -65,9 +64,15 @@ class Run:
     def finish(self) -> None:
         """Run the model without each region, one example, tensor and context at a time."""
         execution, task = self.execution, self.task
-        batch_size = BatchSize(execution.perturbations_per_eval, task.call.values_per_example)
+        # One for each depth, shared by all its examples, so that memory runs out only once.
+        batch_sizes = {
+            part.depth.name: BatchSize(
+                execution.perturbations_per_eval, part.depth.call.values_per_example
+            )
+            for part in task.parts
+        }
         # Before any batch is halved on one rank only: all must agree on who runs what.
-        chunks = [self._chunks(part, batch_size) for part in task.parts]
+        chunks = [self._chunks(part, batch_sizes[part.depth.name]) for part in task.parts]
         total = task.n_examples * sum(
             chunk.n_windows * self.sampling.in_context(part.context).n_samples
             for part, own in zip(task.parts, chunks, strict=True)
@@ -77,15 +82,14 @@ class Run:
             for scene in task.scenes():
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
                 if own:
-                    self._run_scene(scene, own, batch_size, bar.update)
+                    self._run_scene(scene, own, batch_sizes[scene.first.depth.name], bar.update)
 
     def _chunks(self, part: Part, batch_size: BatchSize) -> list[RankChunk]:
-        tensor = self.task.inputs[part.tensor]
         n_samples = self.sampling.in_context(part.context).n_samples
         sizes = ChunkSizes(
-            values_per_pixel=n_samples * tensor.shape[1],
+            values_per_pixel=n_samples * part.values.shape[1],
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.reader.n_columns)),
-            in_batch=max(1, batch_size.rows_for(tensor[:1]) // n_samples),
+            in_batch=max(1, batch_size.rows_for(part.values[:1]) // n_samples),
         )
         return rank_chunks(part.regions, sizes, self.execution.ranks)
 
@@ -97,18 +101,17 @@ class Run:
         advance: Advance,
     ) -> None:
         """Run this rank's regions of one scene, all sizes on one prepared engine."""
-        task = self.task
-        example = task.inputs[scene.tensor][scene.example : scene.example + 1]
-        contents = self.contents.of(example, scene.context)
+        depth, context = scene.first.depth, scene.first.context
+        contents = depth.contents.of(scene.values, context)
         unchanged = contents.unchanged()
-        forward = task.call.for_example(scene.example, scene.tensor)
-        prepared = self.execution.engine.prepare(forward, unchanged, batch_size)
-        sampling = self.sampling.in_context(scene.context)
+        prepared = depth.engine.prepare(scene.forward, unchanged, batch_size)
+        sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
+        reader = self.task.reader
         scoring = Scoring(
-            read=task.reader.for_example(scene.example),
+            read=reader.for_example(scene.example),
             advance=advance,
-            output=task.reader.readout.output,
+            output=reader.readout.output,
             keep_errors=sampling.keep_errors,
             enough=partial(stopping.enough, scene.example) if stopping else None,
         )

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.execution.contents import Contents
 from captum_pda.execution.rank_chunks import agree
+from captum_pda.execution.sampling import Sampling
 from captum_pda.execution.sampling_error import StoppingRule
-from captum_pda.execution.task import CONTEXTS, Execution, Part, Sampling, Task
-from captum_pda.prediction.inputs import check_choice, check_inputs
+from captum_pda.execution.task import CONTEXTS, Depth, Execution, Part, Task
+from captum_pda.prediction.inputs import check_choice
 from captum_pda.prediction.measures import Measure
-from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import Readout
 from captum_pda.prediction.targets import target_columns, watched_columns
-from captum_pda.regions.arguments import RegionChoice, RegionSets
+from captum_pda.regions.arguments import RegionChoice
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,18 +50,24 @@ class Tolerance:
     target: TargetType = None
 
 
-def resolve_task(
-    forward_func: Callable[..., Any], request: Request, output: str, contents: Contents
-) -> Task:
-    """Check the request, look at the unperturbed inputs, and plan the parts."""
-    inputs = check_inputs(request.inputs)
-    check_choice("context", request.context, CONTEXTS)
-    regions = request.regions.resolve(inputs)
-    call = ModelCall(forward_func, inputs, request.additional_forward_args)
+def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, ...]:
+    """The regions that were chosen of each tensor of a depth, in each context."""
+    check_choice("context", context, CONTEXTS)
+    contexts = ("full", "empty") if context == "both" else (context,)
+    return tuple(
+        Part(depth, tensor, regions, each)
+        for tensor, several in enumerate(choice.resolve(depth.call.inputs))
+        for each in contexts
+        for regions in several
+    )
+
+
+def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task:
+    """Look at what the model says when all is seen, and when nothing is."""
     start = time.perf_counter()
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
-        outputs = call.unperturbed()
+        outputs = parts[0].depth.call.unperturbed()
         shape = tuple(outputs.shape[1:])
         columns = None
         if not request.all_outputs:
@@ -74,9 +77,8 @@ def resolve_task(
     seconds_per_pass = (time.perf_counter() - start) / len(outputs)
     reader = Reader(readout, shape, columns)
     seen = reader.read(outputs)
-    parts = _parts(regions, request.context)
-    task = Task(call, inputs, parts, reader, seen, (seen,) * len(parts), seconds_per_pass)
-    return _with_nothing_seen(task, contents)
+    task = Task(parts, reader, seen, (seen,) * len(parts), seconds_per_pass)
+    return replace(task, references=_references(task))
 
 
 def resolve_sampling(
@@ -96,36 +98,26 @@ def resolve_sampling(
                 "tolerance_target",
             )
         stopping = StoppingRule(tolerance.bound, bounded, reader.readout.output, measure)
-    plan = [(part.tensor, part.context, part.regions) for part in task.parts]
-    device = task.inputs[0].device.type
+    plan = [(part.depth.name, part.tensor, part.context, part.regions) for part in task.parts]
+    call = task.parts[0].depth.call
+    device = call.given[0].device.type
     asked = (plan, reader.output_shape, reader.columns, sampling.n_samples, tolerance.bound)
     how = (execution.perturbations_per_eval, reader.readout.output, device)
-    seed = agree((*asked, *how), task.inputs, sampling.seed, ranks)
+    seed = agree((*asked, *how), call.given, sampling.seed, ranks)
     return Sampling(sampling.n_samples, seed, sampling.keep_errors, stopping)
 
 
-def _parts(regions: RegionSets, context: str) -> tuple[Part, ...]:
-    contexts = ("full", "empty") if context == "both" else (context,)
-    return tuple(
-        Part(tensor, some, each)
-        for tensor, several in enumerate(regions)
-        for each in contexts
-        for some in several
-    )
-
-
-def _with_nothing_seen(task: Task, contents: Contents) -> Task:
-    """The task with the scores of what the model says when nothing is seen."""
-    references = list(task.references)
+def _references(task: Task) -> tuple[Tensor, ...]:
+    """For each part, the scores before a region is changed: all is seen, or nothing."""
+    references = [task.seen if part.context == "full" else task.seen.clone() for part in task.parts]
     for scene in task.scenes():
-        if scene.context == "full":
+        if scene.first.context == "full":
             continue
-        example = task.inputs[scene.tensor][scene.example : scene.example + 1]
-        unchanged = contents.of(example, scene.context).unchanged()
+        contents = scene.first.depth.contents.of(scene.values, scene.first.context)
+        nothing = contents.unchanged()
         with torch.no_grad():
-            outputs = task.call.for_example(scene.example, scene.tensor)(unchanged.clone())
+            outputs = scene.forward(nothing.clone())
+        scores = task.reader.for_example(scene.example)(outputs)[0]
         for number in scene.parts:
-            if references[number] is task.references[number]:
-                references[number] = references[number].clone()
-            references[number][scene.example] = task.reader.for_example(scene.example)(outputs)[0]
-    return replace(task, references=tuple(references))
+            references[number][scene.example] = scores
+    return tuple(references)

@@ -1,63 +1,90 @@
-"""What is to be computed, as frozen values: the task, how it is sampled, and how it is run."""
+"""What is to be computed, as frozen values: what is hidden, where, and how it is run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Engine
-from captum_pda.execution.sampling_error import StoppingRule
-from captum_pda.prediction.model_call import ModelCall
+from captum_pda.execution.contents import Contents
+from captum_pda.prediction.model_call import Call
 from captum_pda.prediction.reader import Reader
-from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.regions.protocol import Regions
 
 CONTEXTS = ("full", "empty", "both")
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Regions of one size, of one input tensor, in one context.
+class Depth:
+    """Where regions are hidden: in the inputs, or in a layer's feature maps.
 
     Args:
-        tensor: the number of the input tensor.
+        name: "input", or the name of the layer.
+        call: the model as a function of the tensors that are changed here.
+        contents: what is put in the place of regions.
+        engine: runs the copies.
+    """
+
+    name: str
+    call: Call
+    contents: Contents
+    engine: Engine
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Regions of one size, of one tensor at one depth, in one context.
+
+    Args:
+        depth: where they are hidden.
+        tensor: the number of the tensor among those of that depth.
         regions: where they lie.
         context: "full" (all else is seen) or "empty" (nothing else is seen).
     """
 
+    depth: Depth
     tensor: int
     regions: Regions
     context: str = "full"
 
+    @property
+    def values(self) -> Tensor:
+        """The tensor that the regions lie in, (N, C, *space)."""
+        return self.depth.call.inputs[self.tensor]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Scene:
     """One example with one tensor to change in one context.
 
     Args:
-        tensor: the number of the input tensor.
-        context: "full" or "empty".
         example: the number of the example.
-        parts: the numbers of the parts whose regions are changed here.
+        first: a part that says the depth, the tensor and the context.
+        parts: the numbers of all parts whose regions are changed here.
     """
 
-    tensor: int
-    context: str
     example: int
+    first: Part
     parts: tuple[int, ...]
+
+    @property
+    def values(self) -> Tensor:
+        """The example as it is, (1, C, *space)."""
+        return self.first.values[self.example : self.example + 1]
+
+    def forward(self, copies: Tensor) -> Tensor:
+        """The model's outputs for copies of the example, (rows, C, *space)."""
+        return self.first.depth.call.for_example(self.example, self.first.tensor)(copies)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A model, its inputs, what is hidden of them, and what is read.
+    """What is hidden of a model's inputs or feature maps, and what is read.
 
     Args:
-        call: the model with its arguments.
-        inputs: the tensors whose regions are hidden.
         parts: what is hidden.
         reader: which scores are kept.
         seen: the scores with everything seen, (N, columns).
@@ -65,8 +92,6 @@ class Task:
         seconds_per_pass: about how long the model takes for one copy.
     """
 
-    call: ModelCall
-    inputs: tuple[Tensor, ...]
     parts: tuple[Part, ...]
     reader: Reader
     seen: Tensor
@@ -76,43 +101,16 @@ class Task:
     @property
     def n_examples(self) -> int:
         """The batch size N."""
-        return len(self.inputs[0])
+        return len(self.seen)
 
     def scenes(self) -> Iterator[Scene]:
         """Each tensor and context of each example, with its parts: they share what is prepared."""
-        found: dict[tuple[int, str], list[int]] = {}
+        found: dict[tuple[str, int, str], list[int]] = {}
         for number, part in enumerate(self.parts):
-            found.setdefault((part.tensor, part.context), []).append(number)
-        for (tensor, context), parts in found.items():
+            found.setdefault((part.depth.name, part.tensor, part.context), []).append(number)
+        for numbers in found.values():
             for example in range(self.n_examples):
-                yield Scene(tensor, context, example, tuple(parts))
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How many contents each region gets.
-
-    Args:
-        n_samples: how many; with ``stopping``, at most.
-        seed: the same one gives the same draws.
-        keep_errors: whether to keep the standard error of each score.
-        stopping: when a region has contents enough; None runs all of them.
-        part: the number of the part whose regions are sampled.
-    """
-
-    n_samples: int = 1
-    seed: int = 0
-    keep_errors: bool = False
-    stopping: StoppingRule | None = None
-    part: int = 0
-
-    def in_context(self, context: str) -> Sampling:
-        """In the empty context the true content is put in, which is one and certain."""
-        return self if context == "full" else Sampling(1, self.seed, self.keep_errors)
-
-    def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
-        """Draws for these windows, which depend on the seed and on nothing drawn before."""
-        return device_sync.generator_for((self.seed, windows.first, self.part), device)
+                yield Scene(example, self.parts[numbers[0]], tuple(numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +118,11 @@ class Execution:
     """How the model is run.
 
     Args:
-        engine: runs the copies.
         perturbations_per_eval: copies in a batch; None chooses by itself.
         ranks: the processes that share the regions.
         title: of the progress bar; None shows none.
     """
 
-    engine: Engine
     perturbations_per_eval: int | None
     ranks: Ranks
     title: str | None

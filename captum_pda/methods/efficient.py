@@ -10,7 +10,7 @@ from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_us
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import conditional_mean
 from captum_pda.execution.resolve import Request
-from captum_pda.execution.task import Sampling
+from captum_pda.execution.sampling import Sampling
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.regions.arguments import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows

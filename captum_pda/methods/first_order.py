@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_pda.execution.contents import Contents
 from captum_pda.execution.rank_chunks import fill_chunks
-from captum_pda.execution.task import Sampling
+from captum_pda.execution.sampling import Sampling
 from captum_pda.prediction.inputs import attribution_dtype
 from captum_pda.regions.protocol import Regions, Windows
 

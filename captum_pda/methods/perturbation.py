@@ -19,11 +19,18 @@ from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import Contents
 from captum_pda.execution.loop import Run
-from captum_pda.execution.resolve import Request, Tolerance, resolve_sampling, resolve_task
-from captum_pda.execution.task import Execution, Sampling
-from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.execution.resolve import (
+    Request,
+    Tolerance,
+    plan_parts,
+    resolve_sampling,
+    resolve_task,
+)
+from captum_pda.execution.sampling import Sampling
+from captum_pda.execution.task import Depth, Execution, Part
+from captum_pda.prediction.inputs import check_choice, check_count, check_inputs
 from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import evaluation_mode
+from captum_pda.prediction.model_call import ModelCall, evaluation_mode
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.protocol import Windows
@@ -112,6 +119,20 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
         raise NotImplementedError
 
+    def _parts(self, request: Request) -> tuple[Part, ...]:
+        """What is hidden, and where: here, the regions of the inputs that were asked for."""
+        return plan_parts(self._input_depth(request), request.regions, request.context)
+
+    def _input_depth(self, request: Request) -> Depth:
+        """The inputs themselves, as a place to hide regions in."""
+        call = ModelCall(
+            self.forward_func,
+            check_inputs(request.inputs),
+            request.additional_forward_args,
+            is_tuple=isinstance(request.inputs, tuple),
+        )
+        return Depth("input", call, Contents(self.prior, self._needs, self._fills), self.engine)
+
     def _explain(
         self,
         request: Request,
@@ -122,13 +143,12 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         """Evidence for every output, or (as the only column) for each example's target."""
         ranks = Ranks(self.process_group)
         title = self.get_name() if pace.show_progress and ranks.rank == 0 else None
-        execution = Execution(self.engine, pace.checked_perturbations(), ranks, title)
-        contents = Contents(self.prior, self._needs, self._fills)
+        execution = Execution(pace.checked_perturbations(), ranks, title)
         with evaluation_mode(self.forward_func):
             with ranks.failing_together():
-                task = resolve_task(self.forward_func, request, self.output, contents)
+                task = resolve_task(self._parts(request), request, self.output)
             sampling = resolve_sampling(task, sampling, tolerance, execution, self.measure)
-            run = Run.of(task, sampling, execution, contents)
+            run = Run.of(task, sampling, execution)
             try:
                 with ranks.failing_together():
                     run.finish()
@@ -136,22 +156,24 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 if not isinstance(error, Exception) or ranks.lost:
                     run = run.alone()  # the others are not here to tell what they know
                 if run.has_begun or run.execution.ranks.count > 1:
-                    unfinished = self._assemble(request, run)
+                    unfinished = self._assemble(run)
                     attach_result(
                         error,
                         unfinished if request.all_outputs else unfinished.partial_attribution(),
                     )
                 raise
-            evidence = self._assemble(request, run)
+            evidence = self._assemble(run)
         task.reader.readout.check_saturation(
             evidence.scores, *(part.scores for part in evidence.parts)
         )
         return evidence
 
-    def _assemble(self, request: Request, run: Run) -> WindowEvidence:
+    def _assemble(self, run: Run) -> WindowEvidence:
         """What is known of a run, by any rank, as evidence."""
         task = run.task
+        call = task.parts[0].depth.call
         reading = Reading(task.reader.kept_shape, self.output, self.measure)
+        known = zip(task.parts, task.references, run.together(), strict=True)
         parts = tuple(
             EvidencePart(
                 part.tensor,
@@ -162,13 +184,11 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 found.scores,
                 found.n_drawn,
                 found.errors,
+                part.depth.name,
             )
-            for part, reference, found in zip(
-                task.parts, task.references, run.together(), strict=True
-            )
+            for part, reference, found in known
         )
-        is_tuple = isinstance(request.inputs, tuple)
-        return WindowEvidence(task.inputs, task.seen, parts, reading, is_tuple, self.prior)
+        return WindowEvidence(call.inputs, task.seen, parts, reading, call.is_tuple, self.prior)
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:

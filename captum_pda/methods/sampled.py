@@ -11,7 +11,7 @@ from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_us
 from captum_pda.basics import device_sync
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.resolve import Request, Tolerance
-from captum_pda.execution.task import Sampling
+from captum_pda.execution.sampling import Sampling
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.inputs import check_count, check_tolerance
 from captum_pda.regions.arguments import Extents, RegionChoice

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +14,38 @@ from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
 from captum_pda.basics.errors import warn_user
+
+
+class Call(Protocol):
+    """A model as a function of tensors whose regions are hidden."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors whose regions are hidden, each (N, C, *space)."""
+        ...
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether attributions are a tuple, one for each of the ``inputs``."""
+        ...
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The tensors that the user gave."""
+        ...
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into the model with each example."""
+        ...
+
+    def unperturbed(self) -> Tensor:
+        """The model's outputs with nothing hidden, (N, ...)."""
+        ...
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from copies of one example's tensor ``position`` to the model's outputs."""
+        ...
 
 
 class ModelCall:
@@ -24,6 +56,7 @@ class ModelCall:
         inputs: the tensors to explain, all with the same batch size N.
         additional_forward_args: further arguments; tensors with N rows go with their example,
             anything else is handed on as it is.
+        is_tuple: whether the inputs came as a tuple, and so do attributions.
     """
 
     def __init__(
@@ -31,44 +64,50 @@ class ModelCall:
         forward_func: Callable[..., Any],
         inputs: tuple[Tensor, ...],
         additional_forward_args: object = None,
+        is_tuple: bool = False,
     ) -> None:
         self._forward_func = forward_func
-        self._inputs = inputs
+        self.is_tuple = is_tuple
+        self.inputs = self.given = inputs
         self._additional = format_additional_forward_args(additional_forward_args) or ()
 
     def unperturbed(self) -> Tensor:
         """The model's checked outputs for the inputs as they are, (N, ...)."""
-        arguments = own_copies((*self._inputs, *self._additional))
-        return check_outputs(self._forward_func(*arguments), self._inputs)
+        arguments = own_copies((*self.inputs, *self._additional))
+        return check_outputs(self._forward_func(*arguments), self.inputs)
 
     @property
     def values_per_example(self) -> int:
         """How many numbers go into the model with each example."""
-        n_examples = len(self._inputs[0])
+        n_examples = len(self.inputs[0])
         return sum(
             argument.numel() // n_examples
-            for argument in (*self._inputs, *self._additional)
+            for argument in (*self.inputs, *self._additional)
             if _is_per_example(argument, n_examples)
         )
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from copies of one example's tensor ``position`` to the model's outputs."""
-        n_examples = len(self._inputs[0])
-
-        def repeat(argument: Any, n_copies: int) -> Any:
-            if not _is_per_example(argument, n_examples):
-                return argument
-            row = argument[example : example + 1]
-            return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
 
         def call(copies: Tensor) -> Tensor:
             arguments = [
-                copies if number == position else repeat(argument, len(copies))
-                for number, argument in enumerate((*self._inputs, *self._additional))
+                copies if number == position else self._repeat(argument, example, len(copies))
+                for number, argument in enumerate((*self.inputs, *self._additional))
             ]
-            return _one_row_each(self._forward_func(*arguments), len(copies))
+            return one_row_each(self._forward_func(*arguments), len(copies))
 
         return call
+
+    def repeated(self, example: int, n_copies: int) -> Any:
+        """What the model returns for copies of one example as it is."""
+        arguments = (*self.inputs, *self._additional)
+        return self._forward_func(*(self._repeat(each, example, n_copies) for each in arguments))
+
+    def _repeat(self, argument: Any, example: int, n_copies: int) -> Any:
+        if not _is_per_example(argument, len(self.inputs[0])):
+            return argument
+        row = argument[example : example + 1]
+        return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
 
 
 def own_copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -94,10 +133,11 @@ def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
             f"the model returned dtype {outputs.dtype}; evidence needs its scores, not labels: "
             "return logits or probabilities"
         )
-    return _one_row_each(outputs, len(inputs[0]))
+    return one_row_each(outputs, len(inputs[0]))
 
 
-def _one_row_each(outputs: Tensor, n_rows: int) -> Tensor:
+def one_row_each(outputs: Tensor, n_rows: int) -> Tensor:
+    """Refuse outputs that are not one row for each copy."""
     if n_rows == 1 and (outputs.dim() == 0 or len(outputs) != 1):
         # A model that squeezes its outputs has dropped the batch dimension.
         return outputs.unsqueeze(0)
