@@ -20,11 +20,13 @@ from captum_pda.engines import (
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import (
     ConstantPrior,
     EmpiricalMeanPrior,
     GaussianPatchPrior,
+    MapMeanPrior,
     MarginalPrior,
     PatchPrior,
 )
@@ -43,6 +45,8 @@ __all__ = [
     "GradientPDA",
     "IncrementalEngine",
     "IncrementalError",
+    "LayerPDA",
+    "MapMeanPrior",
     "MarginalPrior",
     "NonFiniteOutputError",
     "NotFittedError",

@@ -8,7 +8,7 @@ from captum._utils.common import (
     _format_tensor_into_tuples,
 )
 from captum._utils.typing import TargetType, TensorOrTupleOfTensorsGeneric
-from captum.attr import GradientAttribution, PerturbationAttribution
+from captum.attr import GradientAttribution, LayerAttribution, PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor
 
@@ -38,6 +38,7 @@ def readable_name(name: str) -> str:
 
 __all__ = [
     "GradientAttribution",
+    "LayerAttribution",
     "PerturbationAttribution",
     "TargetType",
     "TensorOrTupleOfTensorsGeneric",

@@ -125,13 +125,17 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
 
     def _input_depth(self, request: Request) -> Depth:
         """The inputs themselves, as a place to hide regions in."""
-        call = ModelCall(
+        contents = Contents(self.prior, self._needs, self._fills)
+        return Depth("input", self._model_call(request), contents, self.engine)
+
+    def _model_call(self, request: Request) -> ModelCall:
+        """The model with the inputs and arguments that were given."""
+        return ModelCall(
             self.forward_func,
             check_inputs(request.inputs),
             request.additional_forward_args,
             is_tuple=isinstance(request.inputs, tuple),
         )
-        return Depth("input", call, Contents(self.prior, self._needs, self._fills), self.engine)
 
     def _explain(
         self,

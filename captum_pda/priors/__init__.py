@@ -4,6 +4,7 @@ from captum_pda.priors.constant import ConstantPrior
 from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
 from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
+from captum_pda.priors.map_mean import MapMeanPrior
 from captum_pda.priors.marginal import MarginalPrior
 from captum_pda.priors.patch_prior import PatchPrior
 from captum_pda.priors.per_example import prior_for, prior_settings
@@ -13,6 +14,7 @@ __all__ = [
     "EmpiricalMeanPrior",
     "EmptyContext",
     "GaussianPatchPrior",
+    "MapMeanPrior",
     "MarginalPrior",
     "PatchPrior",
     "prior_for",

@@ -1,0 +1,181 @@
+"""A model as a function of a layer's feature maps: only what follows the layer is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_pda.prediction.layer_hooks import exchanged
+from captum_pda.prediction.map_layout import MapLayout, map_layout
+from captum_pda.prediction.model_call import ModelCall, one_row_each
+
+#: Differences of this many units of rounding are no surprise.
+ROUNDINGS = 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer of a model.
+
+    Args:
+        module: the layer.
+        name: what to call it.
+        at_input: whether its inputs are meant, in place of what it returns.
+    """
+
+    module: nn.Module
+    name: str
+    at_input: bool = False
+
+
+class LayerCall:
+    """Runs a model with other feature maps in one of its layers.
+
+    The part of the model that comes before the layer is run on a single copy, and in the layer
+    that copy becomes as many as there are maps. A model that can't go on from there, because it
+    joins the layer's output with earlier tensors of one copy, is run as a whole on all copies:
+    which of the two holds is found out on three maps.
+
+    Args:
+        call: the model with the user's inputs.
+        layer: whose feature maps are changed.
+
+    Attributes:
+        layer: the layer.
+        inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
+        runs_rest_only: whether what comes before the layer is run on a single copy.
+    """
+
+    def __init__(self, call: ModelCall, layer: Layer) -> None:
+        self.given = call.given
+        self._call = call
+        self.layer = layer
+        returned: list[Any] = []
+        with exchanged(layer.module, layer.at_input, partial(_keep, returned)) as visits:
+            self._outputs = call.unperturbed()
+        if visits.count != 1:
+            raise ValueError(_called_otherwise(layer, visits.count))
+        values = returned[0]
+        self.is_tuple = isinstance(values, tuple | list) and not (
+            layer.at_input and len(values) == 1
+        )
+        space = tuple(call.given[0].shape[2:])
+        items = values if isinstance(values, tuple | list) else (values,)
+        #: The position of each feature map among what the layer returns, and how it is held.
+        self._maps = [
+            (position, layout)
+            for position, item in enumerate(items)
+            if (layout := _layout(item, len(call.given[0]), space)) is not None
+        ]
+        if not self._maps:
+            raise ValueError(
+                f"layer {layer.name!r} holds no spatial feature map: it has "
+                f"{_described(items)}; choose a layer before pooling and flattening"
+            )
+        self.inputs = tuple(
+            layout.to_map(items[place]).contiguous() for place, layout in self._maps
+        )
+        self.runs_rest_only = True
+        self.runs_rest_only = self._can_run_rest_only()
+
+    def unperturbed(self) -> Tensor:
+        """The model's outputs for the inputs as they are, (N, ...)."""
+        return self._outputs
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into what is run with each copy."""
+        values = sum(maps[0].numel() for maps in self.inputs)
+        return values if self.runs_rest_only else values + self._call.values_per_example
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from one example's maps ``position``, changed, to the model's outputs."""
+        return partial(self._run, example, position)
+
+    def _run(self, example: int, position: int, maps: Tensor) -> Tensor:
+        exchange = partial(self._exchange, position, maps)
+        with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
+            outputs = self._call.repeated(example, 1 if self.runs_rest_only else len(maps))
+        if visits.count != 1:
+            raise ValueError(_called_otherwise(self.layer, visits.count))
+        return one_row_each(outputs, len(maps))
+
+    def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
+        """What a layer returns, with other maps in one place and all else once for each of them."""
+        place, layout = self._maps[position]
+        if isinstance(values, Tensor):
+            return layout.put(maps, values)
+        items = [
+            layout.put(maps, item) if number == place else _repeated(item, len(maps))
+            for number, item in enumerate(values)
+        ]
+        return values._make(items) if hasattr(values, "_make") else type(values)(items)
+
+    def _can_run_rest_only(self) -> bool:
+        """Whether the model gives the same outputs when it is run on one copy up to the layer."""
+        with torch.no_grad():
+            maps = self.inputs[0][:1]
+            mean = maps.mean(dim=tuple(range(2, maps.dim())), keepdim=True)
+            copies = torch.cat([maps, maps.flip(2), mean.expand_as(maps)])
+            try:
+                outputs = self._run(0, 0, copies.clone())
+            except Exception:  # what can go wrong is up to the model; below shows if it is it
+                return False
+            self.runs_rest_only = False
+            expected = self._run(0, 0, copies)
+        if outputs.shape != expected.shape:
+            return False
+        eps = ROUNDINGS * torch.finfo(expected.dtype).eps
+        size = float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
+        return torch.allclose(outputs, expected, rtol=eps, atol=eps * size, equal_nan=True)
+
+
+def _keep(returned: list[Any], values: Any) -> None:
+    # Copies, since the rest of the model may write into them.
+    if isinstance(values, tuple | list):
+        returned.append([item.clone() if isinstance(item, Tensor) else item for item in values])
+    else:
+        returned.append(values.clone() if isinstance(values, Tensor) else values)
+
+
+def _layout(item: Any, n_examples: int, space: tuple[int, ...]) -> MapLayout | None:
+    """How a tensor holds a feature map of at least two places; None for anything else."""
+    if not isinstance(item, Tensor) or not item.is_floating_point():
+        return None
+    if item.dim() < 3 or len(item) != n_examples:
+        return None
+    layout = map_layout(tuple(item.shape), space)
+    return layout if layout is not None and max(layout.space) > 1 else None
+
+
+def _repeated(item: Any, n_copies: int) -> Any:
+    if not isinstance(item, Tensor) or item.dim() == 0 or len(item) != 1:
+        return item
+    return item.expand(n_copies, *item.shape[1:]).clone()
+
+
+def _described(items: Any) -> str:
+    found = (
+        f"a tensor of shape {tuple(item.shape)}"
+        if isinstance(item, Tensor)
+        else type(item).__name__
+        for item in items
+    )
+    return " and ".join(found)
+
+
+def _called_otherwise(layer: Layer, count: int) -> str:
+    if count > 1:
+        return (
+            f"layer {layer.name!r} is called {count} times in one pass, so it has several feature "
+            "maps; choose a module that is called once, such as the block that contains it"
+        )
+    return (
+        f"layer {layer.name!r} is not called when the model runs; choose a layer of this model, "
+        "and pass the model as it was before torch.compile, torch.jit or DataParallel"
+    )
