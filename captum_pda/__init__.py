@@ -1,6 +1,6 @@
 """Prediction difference analysis for PyTorch, as Captum attributions.
 
-``EfficientPDA(model).attribute(image, target=c)`` says which parts of an image speak for a class,
+``PDA(model).attribute(image, target=c)`` says which parts of an image speak for a class,
 and which against it, in bits.
 """
 
@@ -17,10 +17,12 @@ from captum_pda.engines import (
     IncrementalEngine,
     IncrementalError,
 )
+from captum_pda.evidence.strongest import StrongWindow, strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
+from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import (
     ConstantPrior,
@@ -30,9 +32,11 @@ from captum_pda.priors import (
     MarginalPrior,
     PatchPrior,
 )
+from captum_pda.regions.feature_mask import FeatureMaskRegions
 from captum_pda.regions.window_grid import WindowGrid
 
 __all__ = [
+    "PDA",
     "ConstantPrior",
     "CovarianceError",
     "DatasetSummary",
@@ -41,6 +45,7 @@ __all__ = [
     "EmpiricalMeanPrior",
     "Engine",
     "EngineReport",
+    "FeatureMaskRegions",
     "GaussianPatchPrior",
     "GradientPDA",
     "IncrementalEngine",
@@ -55,9 +60,11 @@ __all__ = [
     "ResultFolder",
     "SampledPDA",
     "SettingsError",
+    "StrongWindow",
     "WindowEvidence",
     "WindowGrid",
     "__version__",
     "diagnostics",
     "explain_dataset",
+    "strongest_windows",
 ]

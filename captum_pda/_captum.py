@@ -33,7 +33,7 @@ def format_tensor_into_tuples(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tens
 
 def readable_name(name: str) -> str:
     """A class name in words, as Captum's ``get_name`` has it, with PDA left whole."""
-    return f"{name.removesuffix('PDA')} PDA"
+    return f"{name.removesuffix('PDA')} PDA".strip()
 
 
 __all__ = [

@@ -43,6 +43,17 @@ def weighted_mean(maps: Sequence[Tensor]) -> Tensor:
     return total / counted
 
 
+def combined(groups: Sequence[Sequence[Tensor]]) -> Tensor:
+    """The weighted mean of each group of maps, and of those means."""
+    return weighted_mean([weighted_mean(maps) for maps in groups])
+
+
+def combined_weights(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """How much each map counts in ``combined``, (maps of the group, N) for each group."""
+    between = weights([weighted_mean(maps) for maps in groups])
+    return [weights(maps) * share for maps, share in zip(groups, between, strict=True)]
+
+
 def _spread(values: Tensor) -> Tensor:
     """The standard deviation of each example's finite pixels, (N,)."""
     flat = values.flatten(1)

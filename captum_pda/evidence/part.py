@@ -79,7 +79,7 @@ class EvidencePart:
     def map(self, values: Tensor, space: tuple[int, ...]) -> Tensor:
         """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space)."""
         averaged = self.regions.average(values)
-        if self.depth == "input":
+        if self.regions.space == space:
             return averaged
         larger = F.interpolate(
             averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)], align_corners=False

@@ -13,7 +13,7 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Regions, Windows
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,12 @@ def strongest_windows(
     quantity = evidence.reading.quantity(target)
     if rather_than is not None:
         quantity = evidence.reading.rather(target, rather_than)
-    found: dict[tuple[int, ...], tuple[Sequence[Windows], list[Tensor]]] = {}
+    found: dict[Regions, list[Tensor]] = {}
     for part in evidence.parts:
-        if part.depth == "input":
-            _, values = found.setdefault(part.size, (part.regions.boxes(0), []))
-            values.append(part.differences(quantity)[0])
+        if part.regions.space == tuple(evidence.inputs[0].shape[2:]):
+            found.setdefault(part.regions, []).append(part.differences(quantity)[0])
     return pick_strongest(
-        [(boxes, torch.stack(values).mean(dim=0)) for boxes, values in found.values()], n
+        [(regions.boxes(0), torch.stack(each).mean(dim=0)) for regions, each in found.items()], n
     )
 
 

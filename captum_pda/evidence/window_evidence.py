@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
-from captum_pda.evidence.combine import weighted_mean, weights
+from captum_pda.evidence.combine import combined, combined_weights
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Quantity, Reading
 from captum_pda.prediction.inputs import attribution_dtype
@@ -22,12 +22,13 @@ class WindowEvidence:
     """What every region says about every output, from one set of forward passes.
 
     Made by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Windows of
-    several sizes, contexts and depths are its parts; a map of several parts M_k is their weighted
-    mean, in the same unit,
+    several sizes, contexts and depths are its parts. The maps M_k of several sizes become one by
+    their weighted mean, in the same unit,
 
         M = sum_k (M_k / s_k) / sum_k (1 / s_k),
 
-    with s_k the standard deviation of M_k over its pixels, so that no size drowns another.
+    with s_k the standard deviation of M_k over its pixels, so that no size drowns another; and the
+    maps of several contexts and depths become one in the same way.
 
     Args:
         inputs: the explained tensors.
@@ -155,19 +156,16 @@ class WindowEvidence:
         """
         maps = []
         for number, tensor in enumerate(self.inputs):
-            parts = self._parts_of(number)
             space = tuple(tensor.shape[2:])
-            shares = weights([part.map(part.values(target), space) for part in parts])
-            squares = [
-                part.map(part.standard_error(target) ** 2, space)
-                / part.regions.coverage(tensor.device)
-                for part in parts
-            ]
-            total = sum(
-                square * share.reshape(-1, *[1] * len(space)) ** 2
-                for square, share in zip(squares, shares, strict=True)
-            )
-            maps.append(to_attribution(torch.as_tensor(total).sqrt(), tensor))
+            groups = self._groups_of(number)
+            values = [[part.map(part.values(target), space) for part in parts] for parts in groups]
+            total = torch.zeros_like(values[0][0])
+            for parts, shares in zip(groups, combined_weights(values), strict=True):
+                for part, share in zip(parts, shares, strict=True):
+                    square = part.map(part.standard_error(target) ** 2, space)
+                    share = share.reshape(-1, *[1] * len(space))
+                    total += share**2 * square / part.regions.coverage(tensor.device)
+            maps.append(to_attribution(total.sqrt(), tensor))
         return format_output(self.is_tuple, tuple(maps))
 
     def _maps(self, quantity: Quantity, unfinished: bool = False) -> Tensor | tuple[Tensor, ...]:
@@ -176,10 +174,10 @@ class WindowEvidence:
         for number, tensor in enumerate(self.inputs):
             space = tuple(tensor.shape[2:])
             each = [
-                _map_of(part, part.differences(quantity), space, unfinished)
-                for part in self._parts_of(number)
+                [_map_of(part, part.differences(quantity), space, unfinished) for part in parts]
+                for parts in self._groups_of(number)
             ]
-            maps.append(to_attribution(weighted_mean(each), tensor))
+            maps.append(to_attribution(combined(each), tensor))
         return format_output(self.is_tuple, tuple(maps))
 
     def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
@@ -194,6 +192,13 @@ class WindowEvidence:
 
     def _parts_of(self, tensor: int) -> list[EvidencePart]:
         return [part for part in self.parts if part.tensor == tensor]
+
+    def _groups_of(self, tensor: int) -> list[list[EvidencePart]]:
+        """The parts of a tensor, those of one depth and context together."""
+        groups: dict[tuple[str, str], list[EvidencePart]] = {}
+        for part in self._parts_of(tensor):
+            groups.setdefault((part.depth, part.context), []).append(part)
+        return list(groups.values())
 
     def _only(self, wanted: Callable[[EvidencePart], bool], missing: str) -> WindowEvidence:
         parts = tuple(part for part in self.parts if wanted(part))

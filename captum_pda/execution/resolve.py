@@ -54,10 +54,11 @@ def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, 
     """The regions that were chosen of each tensor of a depth, in each context."""
     check_choice("context", context, CONTEXTS)
     contexts = ("full", "empty") if context == "both" else (context,)
+    tensors = depth.call.inputs
     return tuple(
         Part(depth, tensor, regions, each)
-        for tensor, several in enumerate(choice.resolve(depth.call.inputs))
         for each in contexts
+        for tensor, several in enumerate(choice.resolve(tensors, each))
         for regions in several
     )
 

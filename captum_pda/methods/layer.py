@@ -98,7 +98,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
 
     @property
     def engine_report(self) -> EngineReport | None:
-        """Whether only the rest of the model was run, and if not, why; None before the first run."""
+        """Whether only the rest of the model was run, and if not, why. None before a first run."""
         return self._report
 
     @log_usage()  # type: ignore[untyped-decorator]

@@ -40,8 +40,8 @@ class RegionChoice:
     feature_mask: Tensor | tuple[Tensor, ...] | None = None
     windows: WindowGrid | tuple[WindowGrid, ...] | None = None
 
-    def resolve(self, inputs: tuple[Tensor, ...]) -> RegionSets:
-        """The regions of each input tensor; by default windows of several sizes."""
+    def resolve(self, inputs: tuple[Tensor, ...], context: str = "full") -> RegionSets:
+        """The regions of each input tensor; by default windows of sizes that suit the context."""
         self._check_one_is_given()
         if self.windows is not None:
             return tuple((grid,) for grid in given_grids(inputs, self.windows))
@@ -54,7 +54,7 @@ class RegionChoice:
         if self.sliding_window_shapes is None:
             steps = _one_each(self.strides, len(inputs), "strides")
             return tuple(
-                default_grids(tuple(tensor.shape[2:]), step)
+                default_grids(tuple(tensor.shape[2:]), step, context)
                 for tensor, step in zip(inputs, steps, strict=True)
             )
         return tuple(

@@ -11,20 +11,29 @@ from captum_pda.regions.window_grid import WindowGrid
 #: One size or several; each an int or a spatial tuple.
 Scales: TypeAlias = int | Sequence[Extent] | None
 
-#: The default sizes, as shares of the shorter side, and the strides as shares of the size:
-#: 16, 32, 64 and 96 pixels of 224, at strides of 8, 16, 16 and 16.
-LARGE_INPUT = ((1 / 14, 1 / 2), (1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6))
-#: 4 and 8 pixels of 28, at strides of 1 and 2.
-SMALL_INPUT = ((1 / 7, 1 / 4), (2 / 7, 1 / 4))
 #: The shorter side from which an input counts as large.
 LARGE_SIDE = 64
+#: The default sizes in each context, as shares of the shorter side, and the strides as shares of
+#: the size. What a small window says by itself is next to nothing.
+LARGE_INPUT = {
+    # 16, 32, 64 and 96 pixels of 224, at strides of 8, 16, 16 and 16.
+    "full": ((1 / 14, 1 / 2), (1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6)),
+    "empty": ((1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6)),
+}
+SMALL_INPUT = {
+    # 4 and 8 pixels of 28, at strides of 1 and 2; 8 and 12, at strides of 2 and 3.
+    "full": ((1 / 7, 1 / 4), (2 / 7, 1 / 4)),
+    "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 4)),
+}
 
 
-def default_grids(space: tuple[int, ...], strides: Extent | None = None) -> tuple[WindowGrid, ...]:
+def default_grids(
+    space: tuple[int, ...], strides: Extent | None = None, context: str = "full"
+) -> tuple[WindowGrid, ...]:
     """Windows in proportion to the input's shorter side, the same in all directions."""
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
-    for share, step in LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT:
+    for share, step in (LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT)[context]:
         width = max(1, round(share * side))
         own_step = max(1, round(step * width))
         grid = window_grid(space, width, own_step if strides is None else strides)

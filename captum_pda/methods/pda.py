@@ -1,0 +1,167 @@
+"""The map to show first: several sizes, both contexts and the last feature map together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda.basics.errors import warn_user
+from captum_pda.engines import DenseEngine, Engine
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.execution.contents import Contents, conditional_mean
+from captum_pda.execution.resolve import Request, plan_parts
+from captum_pda.execution.sampling import Sampling
+from captum_pda.execution.task import Depth, Part
+from captum_pda.methods.layer import layer_call
+from captum_pda.methods.perturbation import Pace, PerturbationPDA
+from captum_pda.prediction.find_layer import NoFeatureMapError, named_layer
+from captum_pda.prediction.layer_call import LayerCall
+from captum_pda.prediction.measures import Measure
+from captum_pda.prediction.model_call import ModelCall
+from captum_pda.priors import MapMeanPrior, PatchPrior
+from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.protocol import Windows
+from captum_pda.regions.scales import Scales
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: Of a feature map, each place by itself.
+EACH_PLACE = RegionChoice(sliding_window_shapes=1)
+
+
+class PDA(PerturbationPDA):
+    """Prediction difference analysis of several sizes, in both contexts, and of features.
+
+    Three questions are asked of each region: what is lost when it goes and all else is seen
+    (context "full"), what it says by itself (context "empty"), and what the last feature map
+    says there. With M_k the map of one size and s_k its standard deviation over the pixels, a
+    question's map, and the map of all questions, is the weighted mean
+
+        M = sum_k (M_k / s_k) / sum_k (1 / s_k),
+
+    first over the sizes of a question and then over the questions, so it stays in bits: positive
+    values speak for the class, negative ones against it. A model without a spatial feature map,
+    and one with several input tensors, is asked the first two questions only, and a warning says
+    so once.
+
+    Args:
+        forward_func: the model, or any function of the inputs that returns one row of outputs per
+            example.
+        layer: the module, or its name, whose feature map is asked. Default: the last one, as for
+            LayerPDA; ``layer_name`` tells which it was.
+        prior, output, measure, engine, process_group: as for EfficientPDA.
+
+    Example::
+
+        >>> attributions = PDA(model).attribute(image, target=3)
+
+        >>> evidence = PDA(model).evidence(image)         # every class, from the same passes
+        >>> evidence.contrast(husky, wolf)                # why "husky" rather than "wolf"?
+        >>> evidence.in_context("empty").attribution(husky)
+        >>> evidence.parts                                # each size, context and depth
+        >>> strongest_windows(evidence, husky)
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        layer: nn.Module | str | None = None,
+        prior: PatchPrior | None = None,
+        output: str = "logits",
+        measure: str | Measure = "weight_of_evidence",
+        engine: str | Engine = "auto",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(forward_func, prior, output, measure, engine, process_group)
+        if layer is not None:
+            named_layer(forward_func, layer)  # refuses what is no layer
+        self.layer = layer
+        #: The layer whose feature map was asked last; None if there was none.
+        self.layer_name: str | None = None
+        self._has_told = False
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: TensorOrTupleOfTensorsGeneric,
+        target: TargetType = None,
+        additional_forward_args: object = None,
+        scales: Scales = None,
+        strides: Extents = None,
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+    ) -> TensorOrTupleOfTensorsGeneric:
+        """The evidence of each pixel for and against the target.
+
+        Args:
+            inputs, target, additional_forward_args, strides, feature_mask,
+                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
+            scales: the sizes of windows in both contexts. Default: in proportion to the input's
+                shorter side, of 224 pixels 16, 32, 64 and 96 in the full context and the larger
+                three in the empty one.
+
+        Returns:
+            Attributions of the inputs' shape; all channels of a pixel share one value.
+        """
+        regions = RegionChoice(None, strides, scales, feature_mask)
+        request = Request(inputs, target, additional_forward_args, regions, "both")
+        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
+        attributions = self._check_finite(evidence, evidence.attribution())
+        return cast(TensorOrTupleOfTensorsGeneric, attributions)
+
+    def evidence(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        additional_forward_args: object = None,
+        scales: Scales = None,
+        strides: Extents = None,
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        perturbations_per_eval: int | None = None,
+        show_progress: bool = False,
+    ) -> WindowEvidence:
+        """The evidence of each region for every output, from the forward passes of one map.
+
+        Arguments as in ``attribute``. Memory grows with regions times outputs.
+        """
+        regions = RegionChoice(None, strides, scales, feature_mask)
+        request = Request(inputs, None, additional_forward_args, regions, "both", True)
+        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
+        return cast(WindowEvidence, self._check_finite(evidence, evidence))
+
+    def _parts(self, request: Request) -> tuple[Part, ...]:
+        """Regions of the inputs in both contexts, and each place of the last feature map."""
+        depth = self._input_depth(request)
+        parts = plan_parts(depth, request.regions, request.context)
+        call = self._feature_call(cast(ModelCall, depth.call))
+        self.layer_name = None if call is None else call.layer.name
+        if call is None:
+            return parts
+        contents = Contents(MapMeanPrior(), self._needs, self._fills)
+        features = Depth(call.layer.name, call, contents, DenseEngine())
+        return parts + plan_parts(features, EACH_PLACE, "full")
+
+    def _feature_call(self, call: ModelCall) -> LayerCall | None:
+        """The model from its last feature map on, if it has one that goes with the input."""
+        try:
+            if len(call.inputs) > 1:
+                raise NoFeatureMapError("there are several input tensors")
+            found = layer_call(call, self.forward_func, self.layer, at_input=False)
+        except NoFeatureMapError as error:
+            if not self._has_told:
+                warn_user(f"PDA goes without the features of a layer: {error}")
+            self._has_told = True
+            return None
+        if len(found.inputs) > 1:
+            raise ValueError(
+                f"layer {found.layer.name!r} returns {len(found.inputs)} feature maps; choose one "
+                "that returns a single tensor, or use LayerPDA"
+            )
+        return found
+
+    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        return conditional_mean(prior, example, windows, sampling)
