@@ -30,15 +30,25 @@ SMALL_INPUT = {
 def default_grids(
     space: tuple[int, ...], strides: Extent | None = None, context: str = "full"
 ) -> tuple[WindowGrid, ...]:
-    """Windows in proportion to the input's shorter side, the same in all directions."""
+    """Windows in proportion to the input's shorter side, the same in all directions.
+
+    Strides that are given hold for every size, up to the width of its windows.
+    """
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
     for share, step in (LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT)[context]:
         width = max(1, round(share * side))
         own_step = max(1, round(step * width))
-        grid = window_grid(space, width, own_step if strides is None else strides)
+        grid = window_grid(space, width, own_step if strides is None else _within(strides, width))
         grids.setdefault(grid.window, grid)
     return tuple(grids.values())
+
+
+def _within(strides: Extent, width: int) -> Extent:
+    """Strides for a size that the user did not choose: no larger than its windows."""
+    if isinstance(strides, Sequence):
+        return [min(step, width) for step in strides]
+    return min(strides, width)
 
 
 def scale_grids(

@@ -334,7 +334,7 @@ def test_maps_must_be_comparable():
 
 def test_algorithms_agree_on_a_linear_model(images):
     found = diagnostics.algorithm_agreement(
-        EfficientPDA(linear_model(), output="raw"), images, 1, strides=3, n_samples=4
+        EfficientPDA(linear_model(), output="raw"), images, 1, sliding_window_shapes=4, n_samples=4
     )
     ones = torch.ones(2, dtype=torch.float64)
     torch.testing.assert_close(found.correlation("conditional mean", "gradient"), ones)
@@ -351,13 +351,14 @@ def test_algorithm_agreement_is_of_the_algorithms_own_maps(classifier, images):
         EfficientPDA(classifier, prior=prior, engine="dense"),
         images,
         [1, 2],
+        sliding_window_shapes=4,
         strides=2,
         n_samples=3,
         generator=torch.Generator().manual_seed(3),
     )
     generator = torch.Generator().manual_seed(3)
     averaged = EmpiricalMeanPrior(prior, 3, generator)
-    arguments = {"target": [1, 2], "strides": 2}
+    arguments = {"target": [1, 2], "sliding_window_shapes": 4, "strides": 2}
     expected = {
         "conditional mean": EfficientPDA(classifier, prior).attribute(images, **arguments),
         "empirical mean": EfficientPDA(classifier, averaged).attribute(images, **arguments),
@@ -375,7 +376,9 @@ def test_the_empirical_mean_of_an_examples_own_prior(classifier, images):
     image = images[:1]
     fitted = GaussianPatchPrior(12).fit(image)
     own, given = (
-        EfficientPDA(classifier, EmpiricalMeanPrior(prior, 5)).attribute(image, target=0)
+        EfficientPDA(classifier, EmpiricalMeanPrior(prior, 5)).attribute(
+            image, target=0, sliding_window_shapes=4
+        )
         for prior in (None, fitted)
     )
     torch.testing.assert_close(own, given)

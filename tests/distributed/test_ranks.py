@@ -81,7 +81,7 @@ def explain(rank: int | None, kind: str, engine: str, images: Tensor, every: boo
     if not every:
         return {"map": pda.attribute(images, target=[1, 2], **CALL, **extra)}
     evidence = pda.evidence(images, **CALL, **extra)
-    found = {"scores": evidence.scores_without[0], "drawn": evidence.n_drawn}
+    found = {"scores": evidence.parts[0].scores, "drawn": evidence.n_drawn}
     return found | ({"error": evidence.standard_error(0)} if kind == "sampled" else {})
 
 
@@ -108,7 +108,7 @@ def explain_with_tolerance(rank: int | None) -> tuple[Tensor, Tensor]:
     pda = SampledPDA(make_classifier(), engine="dense", process_group=group(rank))
     images = make_images(1, 3, 9, 11)
     evidence = pda.evidence(images, sliding_window_shapes=3, n_samples=40, tolerance=0.01)
-    return evidence.n_drawn, evidence.scores_without[0]
+    return evidence.n_drawn, evidence.parts[0].scores
 
 
 def test_a_tolerance_stops_at_the_same_samples(pool):
@@ -170,12 +170,12 @@ def test_an_error_on_one_rank_ends_both_and_loses_nothing(pool, failing, passes)
     alone = EfficientPDA(make_model(), engine="dense").evidence(
         make_images(1, 3, 9, 11).float(), **CALL
     )
-    done = ~own.result.scores_without[0].isnan()
+    done = ~own.result.parts[0].scores.isnan()
     assert done.float().mean() > 0.4
     assert not done.all()
     for error in (own, other):
-        found = error.result.scores_without[0]
-        torch.testing.assert_close(found[done], alone.scores_without[0][done], rtol=0, atol=0)
+        found = error.result.parts[0].scores
+        torch.testing.assert_close(found[done], alone.parts[0].scores[done], rtol=0, atol=0)
         assert found[~done].isnan().all()
 
 

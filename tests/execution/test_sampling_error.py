@@ -106,20 +106,21 @@ def test_standard_error_is_the_spread_of_repeated_runs(output, measure):
 def test_tuples_and_batches_have_errors_of_their_own(classifier):
     images, more = make_images(2, 3, 9, 11), make_images(2, 3, 9, 11, seed=4)
     pda = SampledPDA(lambda a, b: classifier(a + b), engine="dense")
-    evidence = pda.evidence((images, more), strides=4, n_samples=6, tolerance=10.0)
+    arguments = {"sliding_window_shapes": 4, "strides": 4, "n_samples": 6, "tolerance": 10.0}
+    evidence = pda.evidence((images, more), **arguments)
     errors = evidence.standard_error([1, 2])
     assert isinstance(errors, tuple)
-    assert [error.shape for error in errors] == [(2, len(grid)) for grid in evidence.grids]
+    assert [error.shape for error in errors] == [(2, len(part.regions)) for part in evidence.parts]
     assert [n.shape for n in evidence.n_drawn] == [error.shape for error in errors]
-    alone = pda.evidence((images[1:], more[1:]), strides=4, n_samples=6, tolerance=10.0)
+    alone = pda.evidence((images[1:], more[1:]), **arguments)
     torch.testing.assert_close(errors[1][1:], alone.standard_error(2)[1])
     assert [m.shape for m in evidence.standard_error_map([1, 2])] == [images.shape] * 2
 
 
 def test_no_error_without_several_samples(classifier, images):
     for evidence in (
-        EfficientPDA(classifier).evidence(images),
-        SampledPDA(classifier).evidence(images, n_samples=1),
+        EfficientPDA(classifier).evidence(images, sliding_window_shapes=5),
+        SampledPDA(classifier).evidence(images, sliding_window_shapes=5, n_samples=1),
     ):
         with pytest.raises(ValueError, match="two samples or more"):
             evidence.standard_error(1)
@@ -203,7 +204,7 @@ def test_a_stopped_window_has_the_first_of_its_samples(engine):
             for window, n in enumerate(drawn.tolist())
         ]
     )
-    torch.testing.assert_close(evidence.scores_without[0][0], expected)
+    torch.testing.assert_close(evidence.parts[0].scores[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +233,15 @@ def test_few_samples_or_certain_ones_end_soon(classifier, images):
         images, n_samples=50, tolerance=1e-6
     )
     assert (certain.n_drawn == 5).all()
-    few = SampledPDA(classifier).evidence(images, n_samples=3, tolerance=100.0)
+    few = SampledPDA(classifier).evidence(
+        images, sliding_window_shapes=5, n_samples=3, tolerance=100.0
+    )
     assert (few.n_drawn == 3).all()
 
 
 def test_the_predicted_class_is_bounded_without_a_target(images):
     pda = SampledPDA(uncertain_classifier(), engine="dense")
-    arguments = {"strides": 3, "n_samples": 40, "tolerance": 0.02}
+    arguments = {"sliding_window_shapes": 4, "strides": 3, "n_samples": 40, "tolerance": 0.02}
     evidence = pda.evidence(images, **arguments)
     predicted = evidence.probabilities.argmax(1)
     named = pda.evidence(images, **arguments, tolerance_target=predicted)
@@ -273,7 +276,12 @@ def test_the_progress_bar_ends_full(classifier, images, monkeypatch):
 
     monkeypatch.setattr("captum_pda.execution.loop.ProgressBar", Bar)
     SampledPDA(classifier).attribute(
-        images, target=0, n_samples=20, tolerance=1.0, show_progress=True
+        images,
+        target=0,
+        sliding_window_shapes=5,
+        n_samples=20,
+        tolerance=1.0,
+        show_progress=True,
     )
     ((done, total),) = set(bars)
     assert done == total

@@ -103,7 +103,7 @@ def test_evidence_is_kept_on_the_inputs_device(pretended, method, engine):
     model = model_on_device()
     images = torch.randn(2, 3, 20, 21, device=CUDA)
     evidence = method(model, engine=engine).evidence(images)
-    assert evidence.scores_without[0].device.type == "cuda"
+    assert evidence.parts[0].scores.device.type == "cuda"
     assert evidence.contrast(1, 2).device.type == "cuda"
 
 

@@ -107,7 +107,7 @@ def test_the_map_of_a_stopped_run_shows_the_finished_windows(engine):
     assert known[0, 0].sum() in (5 * 9, 5 * 9 - 3, 5 * 9 - 6)
     same = caught.result == caught.result  # not NaN
     assert torch.equal(known, same)
-    corners = whole.grids[0].corners
+    corners = whole.parts[0].regions.corners
     values = whole.window_values(1)[0]
     for (row, column), value in zip(corners.tolist(), values, strict=True):
         if column == 0 and known[0, 0, row, column]:
@@ -221,7 +221,7 @@ def numbers_a_window(network, prior, engine, images, strides):
             tracemalloc.stop()
         assert watched.passes > 8
         most.append(watched.most)
-        n_windows.append(len(evidence.grids[0]))
+        n_windows.append(len(evidence.parts[0].regions))
         del pda, watched, evidence
     assert n_windows[1] > 3 * n_windows[0]
     return (most[1] - most[0]) / (n_windows[1] - n_windows[0]) / 4

@@ -113,13 +113,14 @@ class PowerOfOdds(Measure):
 
 def test_a_measure_of_your_own_is_one_class(classifier):
     image = make_images(1, 3, 9, 11)
-    evidence = EfficientPDA(classifier).evidence(image)
-    seen, without = evidence.scores[:, None, 2], evidence.scores_without[0][..., 2]
-    own = EfficientPDA(classifier, measure="power_of_odds").evidence(image)
+    evidence = EfficientPDA(classifier).evidence(image, sliding_window_shapes=4)
+    seen, without = evidence.scores[:, None, 2], evidence.parts[0].scores[..., 2]
+    own = EfficientPDA(classifier, measure="power_of_odds").evidence(image, sliding_window_shapes=4)
     torch.testing.assert_close(own.window_values(2), seen.exp() - without.exp())
     half = EfficientPDA(classifier, measure=PowerOfOdds(0.5))
     torch.testing.assert_close(
-        half.evidence(image).window_values(2), (seen / 2).exp() - (without / 2).exp()
+        half.evidence(image, sliding_window_shapes=4).window_values(2),
+        (seen / 2).exp() - (without / 2).exp(),
     )
     assert half.measure.settings() == {"name": "power_of_odds", "power": 0.5}
     assert GradientPDA(classifier, measure="power_of_odds").attribute(image, target=2).any()

@@ -366,7 +366,7 @@ def test_scale_of_several_maps() -> None:
 def test_strongest_windows_do_not_overlap() -> None:
     grid = WindowGrid((8, 8), (4, 4), (2, 2))
     values = torch.tensor([5.0, 4, 1, 0, -1, -7, 3, -6, 2])
-    speak_for, against = pick_strongest(values, grid, 3)
+    speak_for, against = pick_strongest([((grid,), values)], 3)
     # 4 at (0, 2) overlaps 5 at (0, 0).
     assert [(window.corner, window.value) for window in speak_for] == [
         ((0, 0), 5.0),
@@ -380,7 +380,7 @@ def test_strongest_windows_do_not_overlap() -> None:
 def test_windows_without_evidence_are_not_listed() -> None:
     grid = WindowGrid((4, 4), (2, 2), (2, 2))
     values = torch.tensor([0.0, float("nan"), 1.0, float("-inf")])
-    speak_for, against = pick_strongest(values, grid, 3)
+    speak_for, against = pick_strongest([((grid,), values)], 3)
     assert [window.corner for window in speak_for] == [(2, 0)]
     assert against == []
 
