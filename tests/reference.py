@@ -392,3 +392,48 @@ def pixelwise_gradient_pda(model, image, means, window, strides, target, output,
         total[block(corner, window)] += mean
         counts[block(corner, window)] += 1
     return gradient(model, image, target, output, measure) * (image - total / counts)
+
+
+# Removing pixels in the order of a map
+
+
+def impute_linearly(image, seen):
+    """Each removed pixel is the weighted mean of its neighbours: one dense linear system."""
+    space = image.shape[1:]
+    places = list(np.ndindex(space))
+    matrix, values = np.eye(len(places)), image.reshape(len(image), -1).T.copy()
+    for row, place in enumerate(places):
+        if seen[place]:
+            continue
+        weights = np.zeros(len(places))
+        for column, other in enumerate(places):
+            steps = np.abs(np.subtract(place, other))
+            if steps.max() == 1:
+                weights[column] = 1 / np.count_nonzero(steps)
+        matrix[row] -= weights / weights.sum()
+        values[row] = 0
+    return np.linalg.solve(matrix, values).T.reshape(image.shape)
+
+
+def removal_curve(model, image, order, n_steps, fill, target, output):
+    """P(c) as more and more of the pixels in ``order`` are removed, (steps + 1,)."""
+    curve = []
+    for step in range(n_steps + 1):
+        seen = np.ones(image.shape[1:], dtype=bool)
+        for pixel in order[: int(np.round(step * len(order) / n_steps))]:
+            seen[np.unravel_index(pixel, seen.shape)] = False
+        removed = np.where(seen, image, fill(image, seen))
+        curve.append(np.exp(predict(model, removed, target, output).log_p))
+    return np.array(curve)
+
+
+def symmetric_relevance_gain(model, image, relevance, n_steps, fill, target, output):
+    """The area under the curve with the least relevant pixels removed first, less the other."""
+    order = np.argsort(-relevance.reshape(-1), kind="stable")
+    areas = []
+    for each in (order[::-1], order):
+        curve = removal_curve(model, image, each, n_steps, fill, target, output)
+        fractions = [np.round(s * len(order) / n_steps) / len(order) for s in range(n_steps + 1)]
+        pairs = zip(np.diff(fractions), curve[1:] + curve[:-1], strict=True)
+        areas.append(sum(width * both / 2 for width, both in pairs))
+    return areas[0] - areas[1]

@@ -13,17 +13,28 @@ from captum_pda.diagnostics.agreement import (
 from captum_pda.diagnostics.conditional_mean import ConditionalMeanError, conditional_mean_error
 from captum_pda.diagnostics.convergence import SamplingConvergence, sampling_convergence
 from captum_pda.diagnostics.faithfulness import FaithfulnessCurves, faithfulness_curves
+from captum_pda.diagnostics.relevance_gain import (
+    SymmetricRelevanceGain,
+    symmetric_relevance_gain,
+)
+from captum_pda.diagnostics.removal_fills import BlurFill, LinearFill, MeanFill, PriorFill
 
 __all__ = [
     "ActivationStatistics",
+    "BlurFill",
     "ConditionalMeanError",
     "FaithfulnessCurves",
+    "LinearFill",
     "MapAgreement",
+    "MeanFill",
+    "PriorFill",
     "SamplingConvergence",
+    "SymmetricRelevanceGain",
     "activation_statistics",
     "algorithm_agreement",
     "conditional_mean_error",
     "faithfulness_curves",
     "map_agreement",
     "sampling_convergence",
+    "symmetric_relevance_gain",
 ]

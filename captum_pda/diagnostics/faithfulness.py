@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.basics import device_sync
-from captum_pda.engines import BatchLoop, BatchSize
-from captum_pda.prediction.inputs import check_choice, check_count, check_images
-from captum_pda.prediction.measures import measure_for
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
-from captum_pda.prediction.readout import OUTPUTS, Readout
-from captum_pda.prediction.targets import watched_columns
+from captum_pda.diagnostics.removal import RemovalModel, pixel_ranks, step_counts
+from captum_pda.prediction.inputs import check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,76 +83,39 @@ def faithfulness_curves(
         >>> curves = diagnostics.faithfulness_curves(model, image, attribution, target=3)
         >>> curves.deletion_area, curves.insertion_area
     """
-    check_images("inputs", inputs)
-    check_choice("output", output, OUTPUTS)
+    model = RemovalModel(
+        forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval
+    )
     n_steps = check_count("n_steps", n_steps)
-    if perturbations_per_eval is not None:
-        perturbations_per_eval = check_count("perturbations_per_eval", perturbations_per_eval)
     inputs = inputs.detach()
     absent = torch.as_tensor(baselines, dtype=inputs.dtype, device=inputs.device).expand_as(inputs)
-    ranks = _ranks(attributions, inputs)
-    n_pixels = ranks.shape[1]
-    counts = torch.linspace(0, n_pixels, n_steps + 1, device=inputs.device).round()
-    call = ModelCall(forward_func, (inputs,), additional_forward_args)
-    batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
-    deletion, insertion = [], []
-    with evaluation_mode(forward_func), torch.no_grad():
-        outputs = call.unperturbed()
-        readout = Readout.of(output, outputs)
-        shape = tuple(outputs.shape[1:])
-        columns = watched_columns(target, readout.every(outputs), shape, output, "target")
-        for number, column in enumerate(columns):
-            present, missing = inputs[number : number + 1], absent[number : number + 1]
-            predict = _predictor(call.for_example(number, 0), readout, column)
-            loop = BatchLoop(batch_size, present)
-            deletion.append(_curve(loop, predict, _Path(present, missing, ranks[number]), counts))
-            insertion.append(_curve(loop, predict, _Path(missing, present, ranks[number]), counts))
-    fractions = (counts / n_pixels).to(deletion[0].dtype)
+    ranks = pixel_ranks(attributions, inputs)
+    counts = step_counts(ranks.shape[1], n_steps, inputs.device)
+    deletion: list[Tensor] = []
+    insertion: list[Tensor] = []
+    with model.examples() as examples:
+        for number, example in enumerate(examples):
+            present, missing = inputs[number], absent[number]
+            for curves, path in (
+                (deletion, _Path(present, missing, ranks[number], counts)),
+                (insertion, _Path(missing, present, ranks[number], counts)),
+            ):
+                curves.append(example.curve(len(counts), path.at))
+    fractions = (counts / ranks.shape[1]).to(deletion[0].dtype)
     return FaithfulnessCurves(fractions, torch.stack(deletion), torch.stack(insertion))
-
-
-def _predictor(
-    forward: Callable[[Tensor], Tensor], readout: Readout, column: int
-) -> Callable[[Tensor], Tensor]:
-    """From copies of an example to their predictions, (copies,)."""
-    measure = measure_for(readout.output, "weight_of_evidence")
-    return lambda copies: measure.prediction(readout.column(forward(copies), column)[:, 0])
 
 
 @dataclass(frozen=True, eq=False)
 class _Path:
-    """From one image to another, pixel by pixel in the order of ``ranks`` (pixels,)."""
+    """From one image (C, *space) to another in the order of ``ranks`` (pixels,), with so many
+    pixels changed at each step as ``counts`` (steps + 1,) says."""
 
     start: Tensor
     end: Tensor
     ranks: Tensor
+    counts: Tensor
 
-    def at(self, counts: Tensor) -> Tensor:
-        """The images with so many pixels changed, (counts, C, *space)."""
-        changed = (self.ranks < counts[:, None]).view(len(counts), 1, *self.start.shape[2:])
-        return torch.where(changed, self.end, self.start)
-
-
-def _curve(
-    loop: BatchLoop, predict: Callable[[Tensor], Tensor], path: _Path, counts: Tensor
-) -> Tensor:
-    """The predictions along a path, for every count of changed pixels."""
-    predictions = loop.run(
-        len(counts), lambda rows: predict(path.at(counts[torch.from_numpy(rows)]))[:, None]
-    )
-    return predictions[:, 0]
-
-
-def _ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
-    """Each pixel's place in the order from most to least important, (N, pixels)."""
-    expected = (inputs.shape, (len(inputs), 1, *inputs.shape[2:]))
-    if tuple(attributions.shape) not in (tuple(shape) for shape in expected):
-        raise ValueError(
-            f"attributions have shape {tuple(attributions.shape)}, where the inputs have "
-            f"{tuple(inputs.shape)}; give a map of that shape or with one channel"
-        )
-    if not device_sync.all_finite(attributions):
-        raise ValueError("attributions hold NaN or infinite values, which have no order")
-    importance = attributions.detach().to(inputs.device).sum(dim=1).flatten(1)
-    order = importance.argsort(dim=1, descending=True, stable=True)
-    return order.argsort(dim=1)
+    def at(self, steps: Tensor) -> Tensor:
+        """The images at some steps, (steps, C, *space)."""
+        changed = self.ranks < self.counts[steps.to(self.counts.device), None]
+        return torch.where(changed.view(-1, 1, *self.start.shape[1:]), self.end, self.start)

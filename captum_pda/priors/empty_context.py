@@ -64,10 +64,10 @@ class EmptyContext:
         return pasted(example, self.nothing_seen(example), windows)
 
 
-def blurred(example: Tensor) -> Tensor:
+def blurred(example: Tensor, share: float = BLUR) -> Tensor:
     """A photo (C, *space) in which nothing can be made out but where which colours are.
 
-    With g a Gaussian whose standard deviation is 20/224 of the shorter side,
+    With g a Gaussian whose standard deviation is ``share`` of the shorter side, 20/224 of it,
 
         n(p) = sum_q g(p - q) x(q) / sum_q g(p - q)     over the pixels q of the photo.
 
@@ -75,7 +75,7 @@ def blurred(example: Tensor) -> Tensor:
     its difference from grey. Measured on photos, such evidence tells better which regions matter
     (benchmarks/SPEED.md).
     """
-    sigma = BLUR * min(example.shape[1:])
+    sigma = share * min(example.shape[1:])
     dtype = torch.promote_types(example.dtype, torch.float32)
     smooth = example.detach().to(dtype)
     for axis, size in enumerate(example.shape[1:], start=1):

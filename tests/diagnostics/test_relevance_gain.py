@@ -1,0 +1,237 @@
+"""Symmetric relevance gain and its fills: against the oracle, closed forms and Quantus."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import make_classifier
+from torch import Tensor, nn
+
+from captum_pda import ConstantPrior, diagnostics
+from captum_pda.diagnostics.linear_imputation import linear_imputation
+
+
+def black(image: Tensor, seen: Tensor) -> Tensor:
+    return torch.zeros_like(image)
+
+
+def some_map(images: Tensor, seed: int = 3) -> Tensor:
+    shape = (len(images), 1, *images.shape[2:])
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("output", ["logits", "probabilities"])
+def test_the_gain_of_every_fill_is_the_oracles(output, images):
+    model = make_classifier()
+    if output == "probabilities":
+        model = nn.Sequential(*model, nn.Softmax(1)).eval()
+    relevance, targets = some_map(images), [1, 2]
+    found = diagnostics.symmetric_relevance_gain(
+        model,
+        images,
+        relevance,
+        targets,
+        fills={"mean": diagnostics.MeanFill(), "linear": linear_imputation, "black": black},
+        n_steps=6,
+        output=output,
+    )
+
+    def mean(image, seen):
+        return image.mean(axis=(1, 2), keepdims=True)
+
+    def linear(image, seen):
+        return reference.impute_linearly(image, seen) if seen.any() else mean(image, seen)
+
+    for number, image in enumerate(images.numpy()):
+        order = relevance[number, 0].numpy()
+        common = (model, image, order, 6)
+        rest = (targets[number], output)
+        for name, fill, bound in (
+            ("mean", mean, 1e-9),
+            ("black", lambda image, seen: 0, 1e-9),
+            ("linear", linear, 1e-3),
+        ):
+            expected = reference.symmetric_relevance_gain(*common, fill, *rest)
+            assert found.by_fill[name][number] == pytest.approx(expected, abs=bound)
+            assert abs(expected) > 1e-4
+    torch.testing.assert_close(found.gain, torch.stack(list(found.by_fill.values())).mean(0))
+
+
+@pytest.mark.parametrize("shape", [(2, 11, 9), (1, 30), (1, 5, 4, 6), (3, 13, 12)])
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_removed_pixels_are_the_weighted_mean_of_their_neighbours(shape, share):
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(shape, generator=generator, dtype=torch.float64)
+    seen = torch.rand((3, *shape[1:]), generator=generator) > share
+    assert seen.flatten(1).any(1).all()
+    found = linear_imputation(image, seen)
+    for row, which in zip(found, seen.numpy(), strict=True):
+        expected = reference.impute_linearly(image.numpy(), which)
+        np.testing.assert_allclose(row.numpy(), expected, atol=3e-3)
+        np.testing.assert_array_equal(row.numpy()[:, which], image.numpy()[:, which])
+
+
+def test_a_large_hole_is_imputed_between_its_rims():
+    """A plane is its own weighted mean, so that a hole of 40 pixels is filled by it."""
+    rows, columns = torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij")
+    plane = (0.02 * rows - 0.03 * columns)[None]
+    seen = torch.ones(1, 64, 64, dtype=torch.bool)
+    seen[:, 12:52, 12:52] = False
+    broken = torch.where(seen, plane, 9.0)
+    assert (linear_imputation(broken, seen)[0] - plane).abs().max() < 3e-3
+
+
+def test_where_nothing_is_seen_stands_the_mean_colour():
+    image = torch.rand(3, 8, 8)
+    nothing = torch.zeros(1, 8, 8, dtype=torch.bool)
+    expected = image.mean(dim=(1, 2), keepdim=True).expand_as(image)
+    torch.testing.assert_close(linear_imputation(image, nothing)[0], expected)
+
+
+def test_fills_do_not_depend_on_what_else_is_in_the_batch(images):
+    seen = torch.rand(5, 9, 11, generator=torch.Generator().manual_seed(1)) > 0.6
+    together = linear_imputation(images[0], seen)
+    for row, which in zip(together, seen, strict=True):
+        torch.testing.assert_close(linear_imputation(images[0], which[None])[0], row)
+
+
+def test_what_was_removed_does_not_shine_through(images):
+    """The fills of two images that differ in removed pixels alone are the same."""
+    seen = torch.rand(1, 9, 11, generator=torch.Generator().manual_seed(1)) > 0.5
+    other = torch.where(seen, images[0], images[1])
+    torch.testing.assert_close(
+        linear_imputation(images[0], seen), linear_imputation(other, seen), atol=3e-3, rtol=0
+    )
+
+
+def test_noise_is_small_the_same_each_time_and_leaves_the_random_state(images):
+    state = torch.get_rng_state()
+    seen = torch.ones(1, 9, 11, dtype=torch.bool)
+    first, second = (diagnostics.LinearFill(0.1)(images[0], seen) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    noise = first[0] - images[0]
+    assert 0.07 < noise.std() / images[0].std() < 0.13
+
+
+def test_a_prior_fills_with_what_it_has_where_nothing_is_seen(classifier, images):
+    fills = {"prior": diagnostics.PriorFill(ConstantPrior(0.0)), "black": black}
+    found = diagnostics.symmetric_relevance_gain(
+        classifier, images, some_map(images), fills=fills, n_steps=4
+    )
+    assert torch.equal(found.by_fill["prior"], found.by_fill["black"])
+
+
+def test_a_map_and_its_reverse_have_opposite_gains(classifier, images):
+    relevance = some_map(images)
+    gains = [
+        diagnostics.symmetric_relevance_gain(
+            classifier, images, each, fills=("blur", "mean"), n_steps=8
+        ).gain
+        for each in (relevance, -relevance)
+    ]
+    torch.testing.assert_close(gains[0], -gains[1])
+    assert gains[0].abs().max() > 1e-4
+
+
+def test_the_curves_are_those_of_deletion(classifier, images):
+    relevance = some_map(images)
+    found = diagnostics.symmetric_relevance_gain(
+        classifier, images, relevance, fills={"black": black}, n_steps=8
+    )
+    curves = diagnostics.faithfulness_curves(classifier, images, relevance, n_steps=8)
+    torch.testing.assert_close(found.most_first["black"], curves.deletion)
+    reverse = diagnostics.faithfulness_curves(classifier, images, -relevance, n_steps=8)
+    torch.testing.assert_close(found.least_first["black"], reverse.deletion)
+    torch.testing.assert_close(found.fractions, curves.fractions)
+
+
+def test_batches_that_do_not_fit_are_halved(images):
+    model = make_classifier()
+    sizes = []
+
+    def small(inputs: Tensor) -> Tensor:
+        sizes.append(len(inputs))
+        if len(inputs) > 3:
+            raise RuntimeError("out of memory")
+        return model(inputs)
+
+    arguments = (images, some_map(images), [0, 1])
+    with pytest.warns(UserWarning, match="out of memory"):
+        found = diagnostics.symmetric_relevance_gain(small, *arguments, n_steps=5)
+    assert max(sizes) > 3
+    expected = diagnostics.symmetric_relevance_gain(model, *arguments, n_steps=5)
+    torch.testing.assert_close(found.gain, expected.gain)
+
+
+def test_a_model_that_writes_into_its_input_changes_nothing(images):
+    model = make_classifier()
+
+    def writing(inputs: Tensor) -> Tensor:
+        return model(inputs.mul_(2))
+
+    before = images.clone()
+    found = diagnostics.symmetric_relevance_gain(writing, images, some_map(images), [0, 1])
+    assert torch.equal(images, before)
+    expected = diagnostics.symmetric_relevance_gain(
+        lambda inputs: model(2 * inputs), images, some_map(images), [0, 1]
+    )
+    torch.testing.assert_close(found.gain, expected.gain)
+
+
+def test_the_gain_says_what_it_is(classifier, images):
+    found = diagnostics.symmetric_relevance_gain(
+        classifier, images, some_map(images), fills="mean", n_steps=3
+    )
+    assert str(found).startswith("2 examples: symmetric relevance gain ")
+    assert "+-" in str(found)
+    assert "mean " in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"fills": ("blur", "sepia")}, ValueError, "'sepia'"),
+        ({"fills": ()}, ValueError, "at least one"),
+        ({"fills": {"none": None}}, TypeError, "NoneType"),
+        ({"fills": {"wrong": lambda image, seen: image[0]}}, ValueError, r"shape \(9, 11\)"),
+        ({"n_steps": 0}, ValueError, "n_steps"),
+        ({"output": "odds"}, ValueError, "output='odds'"),
+        ({"perturbations_per_eval": 0}, ValueError, "perturbations_per_eval"),
+    ],
+)
+def test_wrong_arguments_are_named(classifier, images, arguments, error, message):
+    with pytest.raises(error, match=message):
+        diagnostics.symmetric_relevance_gain(classifier, images, some_map(images), **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_quantus_sees_the_same_curves_on_the_same_masks():
+    """Its pixel flipping of one channel, 11 pixels a step, black in place of what is removed."""
+    quantus = pytest.importorskip("quantus")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(252, 3)).eval()
+    images = torch.randn(2, 1, 9, 11)
+    relevance = some_map(images)
+    found = diagnostics.symmetric_relevance_gain(
+        model, images, relevance, [1, 2], fills={"black": black}, n_steps=9
+    )
+    for curves, each in ((found.most_first, relevance), (found.least_first, 1 - relevance)):
+        flipping = quantus.PixelFlipping(
+            features_in_step=11,
+            normalise=False,
+            perturb_baseline=0.0,
+            disable_warnings=True,
+        )
+        theirs = flipping(
+            model=model,
+            x_batch=images.numpy(),
+            y_batch=np.array([1, 2]),
+            a_batch=each.numpy(),
+            softmax=True,
+            device="cpu",
+        )
+        np.testing.assert_allclose(np.array(theirs), curves["black"][:, 1:].numpy(), atol=1e-6)
