@@ -1,0 +1,41 @@
+// Reads the block of typed arrays that the Python side packed; see block.py for its layout.
+
+const ARRAYS = {
+  float64: Float64Array,
+  float32: Float32Array,
+  float16: Uint16Array,
+  int32: Int32Array,
+  uint16: Uint16Array,
+  uint8: Uint8Array,
+};
+
+async function readBlock(id) {
+  const text = document.getElementById(id).textContent.trim();
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const content = await new Response(stream).arrayBuffer();
+  const start = 4 + new DataView(content).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(content, 4, start - 4)));
+  const arrays = header.arrays.map((entry) => readArray(content, start, entry));
+  return { header, arrays };
+}
+
+function readArray(content, start, { type, shape, offset }) {
+  const count = shape.reduce((product, side) => product * side, 1);
+  const plain = new ARRAYS[type](content, start + offset, count);
+  return type === "float16" ? Float32Array.from(plain, fromHalf) : plain;
+}
+
+// A 16-bit number: a sign, 5 bits of exponent, 10 of fraction.
+function fromHalf(bits) {
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+}
+
+function readImage(bytes) {
+  return createImageBitmap(new Blob([bytes]));
+}

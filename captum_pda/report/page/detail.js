@@ -1,0 +1,155 @@
+// A close look at one region: what is there, what the model was shown instead, and what it said.
+
+class Detail {
+  constructor(view) {
+    this.view = view;
+  }
+
+  redraw() {
+    const { selected } = this.view;
+    byId("hint").hidden = Boolean(selected);
+    byId("told").hidden = !selected;
+    if (!selected) return;
+    const told = this.view.describe(selected);
+    const sign = told.value < 0 ? "against" : "for";
+    const bits = byId("bits");
+    bits.className = `bits ${Number.isFinite(told.value) ? sign : ""}`;
+    bits.textContent = bitsWords(told.value, told.error, this.view.measure);
+    byId("where").textContent = `${placeWords(told.box, this.view.photo)}, ${sizeWords(told.group)}`;
+    byId("sentence").textContent = evidenceSentence(this.view, told);
+    byId("looks").replaceChildren(...this.looks(told));
+    byId("predictions").replaceChildren(...this.rows(told));
+  }
+
+  // The region in the photo, and what the model was shown in each context.
+  looks(told) {
+    const frame = surroundings(told.box, this.view.photo);
+    const pictures = [this.look("In the photo", frame, told, () => {})];
+    for (const { part } of told.parts) {
+      if (part.fills) {
+        const words = part.drawn > 1 ? "One draw in its place" : "Expected in its place";
+        pictures.push(this.look(words, frame, told, (context) => this.fill(context, part, told)));
+      } else if (part.nothing !== undefined) {
+        pictures.push(
+          this.look("By itself", frame, told, (context) => this.alone(context, part, told)),
+        );
+      }
+    }
+    return pictures;
+  }
+
+  look(words, frame, told, change) {
+    const scale = 320 / frame.width;
+    const canvas = layer(320, Math.round(frame.height * scale), (context) => {
+      context.imageSmoothingQuality = "high";
+      context.scale(scale, scale);
+      context.translate(-frame.left, -frame.top);
+      context.drawImage(this.view.images.photo, 0, 0);
+      context.save();
+      change(context);
+      context.restore();
+      const path = regionPath(this.view, told, this.view.photo.width);
+      outline(context, path, 1.6 / scale, told.value < 0);
+    });
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", words);
+    return element("figure", {}, canvas, element("figcaption", {}, words));
+  }
+
+  fill(context, part, { group, region, box }) {
+    const [tall, wide] = part.fills.tile;
+    const row = Math.floor(region / part.fills.columns);
+    const column = region % part.fills.columns;
+    clipTo(context, this.view, group, region);
+    const sheet = this.view.images.sheets.get(part.fills.image);
+    // A little inside the tile, where its neighbours do not show.
+    const inset = Math.min(tall, wide) > 4 ? 0.5 : 0;
+    context.drawImage(
+      sheet,
+      column * wide + inset,
+      row * tall + inset,
+      wide - 2 * inset,
+      tall - 2 * inset,
+      box.left,
+      box.top,
+      box.width,
+      box.height,
+    );
+  }
+
+  // The region alone, with soft edges, in what the model sees where nothing is seen.
+  alone(context, part, { group, region, box }) {
+    const { width, height } = this.view.photo;
+    const seen = layer(width, height, (own) => {
+      own.filter = `blur(${Math.min(box.width, box.height) / 16}px)`;
+      own.fill(group.owner ? maskPath(this.view, group, region) : boxPath(box));
+      own.filter = "none";
+      own.globalCompositeOperation = "source-in";
+      own.drawImage(this.view.images.photo, 0, 0);
+    });
+    context.drawImage(this.view.images.sheets.get(part.nothing), 0, 0, width, height);
+    context.drawImage(seen, 0, 0);
+  }
+
+  rows(told) {
+    const { measure } = this.view;
+    const several = told.parts.length > 1;
+    return told.parts.flatMap((part) =>
+      ["first", "second"]
+        .filter((which) => part[which])
+        .map((which) => {
+          const name = this.view.header.labels[this.view.choice[which]];
+          return element(
+            "tr",
+            {},
+            element(
+              "th",
+              { scope: "row" },
+              nameElement(name),
+              element("small", {}, part.context === "full" ? "all else seen" : "seen by itself"),
+            ),
+            element("td", {}, predictionWords(part[which].seen, measure)),
+            element("td", {}, predictionWords(part[which].not, measure)),
+            element(
+              "td",
+              { class: "number" },
+              which === "first" && several ? bitsWords(part.value, part.error, measure) : "",
+            ),
+          );
+        }),
+    );
+  }
+}
+
+// The region with half its size around it, inside the photo.
+function surroundings({ top, left, height, width }, photo) {
+  const side = Math.max(height, width, 8) * 2;
+  const [tall, wide] = [Math.min(side, photo.height), Math.min(side, photo.width)];
+  return {
+    top: Math.min(Math.max(top + height / 2 - tall / 2, 0), photo.height - tall),
+    left: Math.min(Math.max(left + width / 2 - wide / 2, 0), photo.width - wide),
+    height: tall,
+    width: wide,
+  };
+}
+
+function boxPath({ top, left, height, width }) {
+  const path = new Path2D();
+  path.rect(left, top, width, height);
+  return path;
+}
+
+function maskPath(view, group, region) {
+  const path = new Path2D();
+  const { top, left, height, width } = boxOf({ group, region });
+  for (let y = top; y < top + height; y += 1) {
+    for (let x = left; x < left + width; x += 1) {
+      if (group.owner[y * view.photo.width + x] === region) path.rect(x, y, 1, 1);
+    }
+  }
+  return path;
+}
+
+function clipTo(context, view, group, region) {
+  if (group.owner) context.clip(maskPath(view, group, region));
+}

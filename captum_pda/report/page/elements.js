@@ -1,0 +1,49 @@
+// Parts of the page, made without markup: texts stay texts.
+
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") made.className = value;
+    else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name in made && typeof value !== "string") made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+// A name that was given, of any script and direction.
+function nameElement(name) {
+  return element("bdi", { class: "name" }, name);
+}
+
+// One of several, as radio buttons that look like one bar.
+function choices(host, name, options, chosen, change) {
+  host.replaceChildren(
+    ...options.map(({ value, words }, place) =>
+      element(
+        "label",
+        {},
+        element("input", {
+          type: "radio",
+          name,
+          value: String(place),
+          checked: value === chosen,
+          onchange: () => change(value),
+        }),
+        element("span", {}, words),
+      ),
+    ),
+  );
+}
+
+// Files of the page's own making, such as a PNG.
+function saveFile(blob, name) {
+  const link = element("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,240 @@
+// The photo with its map over it, and the region that is looked at.
+
+class Picture {
+  constructor(view, photo, changed) {
+    this.view = view;
+    this.changed = changed;
+    this.pinned = false;
+    this.stage = byId("stage");
+    this.canvas = byId("picture");
+    this.markers = byId("markers");
+    const { width, height } = view.photo;
+    this.stage.style.aspectRatio = `${width} / ${height}`;
+    document.body.style.setProperty("--ratio", String(width / height));
+    this.photo = layer(width, height, (context) => context.drawImage(photo, 0, 0));
+    this.grey = layer(width, height, (context) => {
+      context.drawImage(photo, 0, 0);
+      const pixels = context.getImageData(0, 0, width, height);
+      for (let i = 0; i < pixels.data.length; i += 4) {
+        const [red, green, blue] = pixels.data.subarray(i, i + 3);
+        pixels.data.fill(0.299 * red + 0.587 * green + 0.114 * blue, i, i + 3);
+      }
+      context.putImageData(pixels, 0, 0);
+    });
+    this.listen();
+  }
+
+  listen() {
+    const { stage } = this;
+    stage.addEventListener("pointermove", (event) => this.pointed(event));
+    stage.addEventListener("pointerdown", (event) => this.pointed(event));
+    stage.addEventListener("click", (event) => {
+      if (event.pointerType === "touch" || event.target !== this.canvas) return;
+      this.pinned = !this.pinned;
+      this.pointed(event, true);
+    });
+    stage.addEventListener("keydown", (event) => this.pressed(event));
+    new ResizeObserver(() => this.draw()).observe(stage);
+  }
+
+  pointed(event, always = false) {
+    if (event.target !== this.canvas || (this.pinned && !always)) return;
+    const frame = this.canvas.getBoundingClientRect();
+    const { width, height } = this.view.photo;
+    const x = ((event.clientX - frame.left) / frame.width) * width;
+    const y = ((event.clientY - frame.top) / frame.height) * height;
+    this.lookAt(y, x, false);
+  }
+
+  pressed(event) {
+    const { width, height } = this.view.photo;
+    const step = event.shiftKey ? 1 : Math.max(1, Math.round(Math.max(width, height) / 28));
+    const moves = {
+      ArrowUp: [-step, 0],
+      ArrowDown: [step, 0],
+      ArrowLeft: [0, -step],
+      ArrowRight: [0, step],
+    };
+    if (event.key === "Escape") {
+      this.pinned = false;
+      this.changed(false);
+    } else if (moves[event.key] && event.target === this.stage) {
+      const place = this.view.selected ? this.view.selected.place : { y: height / 2, x: width / 2 };
+      this.lookAt(place.y + moves[event.key][0], place.x + moves[event.key][1], true);
+      event.preventDefault();
+    } else if (event.key === "Home" || event.key === "End") {
+      const [found] = event.key === "Home" ? this.view.listed.for : this.view.listed.against;
+      if (found) this.view.select(found);
+      this.changed(true);
+      event.preventDefault();
+    }
+  }
+
+  // Looks at the strongest region at a place, which is kept inside the photo.
+  lookAt(y, x, aloud) {
+    const { width, height } = this.view.photo;
+    const place = { y: within(y, height), x: within(x, width) };
+    this.view.select(this.view.regionAt(Math.floor(place.y), Math.floor(place.x)), place);
+    this.changed(aloud);
+  }
+
+  // Draws the map anew after a choice.
+  redraw() {
+    this.map = this.mapLayer(this.view.map);
+    this.canvas.setAttribute("aria-label", pictureWords(this.view));
+    this.markers.replaceChildren(
+      ...this.view.listed.for.map((found, place) => this.marker(found, place, "+")),
+      ...this.view.listed.against.map((found, place) => this.marker(found, place, MINUS)),
+    );
+    this.draw();
+  }
+
+  mapLayer(map) {
+    const { scale, choice, photo } = this.view;
+    const { width, height } = photo;
+    const pixels = mapPixels(map, scale, choice.threshold, width, height);
+    return layer(width, height, (context) => context.putImageData(pixels, 0, 0));
+  }
+
+  draw() {
+    const frame = this.stage.getBoundingClientRect();
+    const dense = window.devicePixelRatio || 1;
+    this.canvas.width = Math.max(1, Math.round(frame.width * dense));
+    this.canvas.height = Math.max(1, Math.round(frame.height * dense));
+    this.paint(this.canvas.getContext("2d"), this.canvas.width, this.canvas.height, dense);
+    this.stage.classList.toggle("pinned", this.pinned);
+    const place = this.view.selected && this.view.selected.place;
+    const cursor = byId("cursor");
+    cursor.hidden = !place;
+    if (place) {
+      cursor.style.left = `${(100 * place.x) / this.view.photo.width}%`;
+      cursor.style.top = `${(100 * place.y) / this.view.photo.height}%`;
+    }
+    for (const marker of this.markers.children) {
+      const same = isSame(marker.found, this.view.selected);
+      marker.classList.toggle("chosen", same);
+      marker.setAttribute("aria-pressed", String(same));
+    }
+  }
+
+  paint(context, width, height, dense) {
+    this.print(context, width, height, this.map);
+    if (this.view.selected) {
+      const against = this.view.describe(this.view.selected).value < 0;
+      outline(context, regionPath(this.view, this.view.selected, width), dense, against);
+    }
+  }
+
+  // The photo with a map printed over it.
+  print(context, width, height, map) {
+    const { opacity } = this.view.choice;
+    context.imageSmoothingEnabled = true;
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.photo, 0, 0, width, height);
+    context.globalAlpha = Math.min(1, 2 * opacity);
+    context.drawImage(this.grey, 0, 0, width, height);
+    // White paper shows through as the map grows stronger, and the map is printed on it: where the
+    // evidence is zero, and so white, the photo stays as it is.
+    context.globalAlpha = opacity ** 2;
+    context.fillStyle = "#ffffff";
+    context.fillRect(0, 0, width, height);
+    context.globalAlpha = Math.min(1, 2 * opacity);
+    context.globalCompositeOperation = "multiply";
+    context.imageSmoothingEnabled = false;
+    context.drawImage(map, 0, 0, width, height);
+    context.globalAlpha = 1;
+    context.globalCompositeOperation = "source-over";
+  }
+
+  marker(found, place, sign) {
+    const { y, x } = middle(found.box);
+    const { width, height } = this.view.photo;
+    const against = sign === MINUS;
+    const words = `${against ? "Against" : "For"}, number ${place + 1}: ${spokenWords(this.view, found)}`;
+    const made = element(
+      "button",
+      {
+        type: "button",
+        class: against ? "marker against" : "marker for",
+        "aria-label": words,
+        onfocus: () => this.chosen(found),
+        onpointerenter: () => this.pinned || this.chosen(found),
+        onclick: () => this.chosen(found),
+      },
+      `${sign}${place + 1}`,
+    );
+    made.found = found;
+    made.style.setProperty("--x", `${(100 * x) / width}%`);
+    made.style.setProperty("--y", `${(100 * y) / height}%`);
+    return made;
+  }
+
+  chosen(found) {
+    this.view.select(found);
+    this.changed(false);
+  }
+}
+
+function layer(width, height, draw) {
+  const canvas = element("canvas", { width, height });
+  draw(canvas.getContext("2d", { willReadFrequently: true }));
+  return canvas;
+}
+
+function within(value, size) {
+  return Math.min(Math.max(value, 0), size - 1e-6);
+}
+
+function isSame(a, b) {
+  return Boolean(a && b && a.group === b.group && a.region === b.region);
+}
+
+// A region's outline: its box, or its own border where it has another shape.
+function regionPath(view, { group, region }, width) {
+  const scale = width / view.photo.width;
+  const path = new Path2D();
+  const { top, left, height: tall, width: wide } = boxOf({ group, region });
+  if (!group.owner || group.depth !== "input") {
+    path.rect(left * scale, top * scale, wide * scale, tall * scale);
+    return path;
+  }
+  const own = (y, x) =>
+    y >= 0 && x >= 0 && y < view.photo.height && x < view.photo.width &&
+    group.owner[y * view.photo.width + x] === region;
+  const edge = (fromY, fromX, toY, toX) => {
+    path.moveTo(fromX * scale, fromY * scale);
+    path.lineTo(toX * scale, toY * scale);
+  };
+  for (let y = top; y < top + tall; y += 1) {
+    for (let x = left; x < left + wide; x += 1) {
+      if (!own(y, x)) continue;
+      if (!own(y - 1, x)) edge(y, x, y, x + 1);
+      if (!own(y + 1, x)) edge(y + 1, x, y + 1, x + 1);
+      if (!own(y, x - 1)) edge(y, x, y + 1, x);
+      if (!own(y, x + 1)) edge(y, x + 1, y + 1, x + 1);
+    }
+  }
+  return path;
+}
+
+// Dark within light, so that it is seen on anything; dashed for evidence against.
+function outline(context, path, dense, against) {
+  context.lineJoin = "round";
+  context.setLineDash([]);
+  context.lineWidth = 5 * dense;
+  context.strokeStyle = "rgb(255 255 255 / 0.9)";
+  context.stroke(path);
+  context.setLineDash(against ? [7 * dense, 5 * dense] : []);
+  context.lineWidth = 2 * dense;
+  context.strokeStyle = "#111";
+  context.stroke(path);
+  context.setLineDash([]);
+}
+
+function pictureWords(view) {
+  const rather = view.otherName === null ? "" : ` rather than ${isolated(view.otherName)}`;
+  return (
+    `The photo ${isolated(view.header.title)} with its evidence for ${isolated(view.className)}${rather}, ` +
+    `from ${MINUS}${view.scale.toFixed(2)} to +${view.scale.toFixed(2)} ${view.measure.unit}`
+  );
+}

@@ -1,0 +1,62 @@
+// Puts the page together: values in, picture, detail, tables and controls out.
+
+async function start() {
+  const block = await readBlock("values");
+  const { header, arrays } = block;
+  const numbers = new Set();
+  for (const { groups } of header.methods) {
+    for (const part of groups.flatMap((group) => group.parts)) {
+      if (part.fills) numbers.add(part.fills.image);
+      if (part.nothing !== undefined) numbers.add(part.nothing);
+    }
+  }
+  const sheets = new Map();
+  for (const number of numbers) sheets.set(number, await readImage(arrays[number]));
+  const photo = await readImage(arrays[header.photo.image]);
+  const view = new View(block, { photo, sheets });
+
+  const looked = (aloud) => {
+    picture.draw();
+    detail.redraw();
+    tables.mark();
+    if (aloud && view.selected) byId("spoken").textContent = spokenWords(view, view.selected);
+  };
+  const picture = new Picture(view, photo, looked);
+  const detail = new Detail(view);
+  const tables = new Tables(view, () => looked(false));
+  const chosen = () => {
+    picture.redraw();
+    detail.redraw();
+    tables.redraw();
+    controls.redraw();
+    const other = view.otherName === null ? "" : ` rather than ${isolated(view.otherName)}`;
+    byId("spoken").textContent = `Shown: evidence for ${isolated(view.className)}${other}.`;
+  };
+  const controls = new Controls(view, picture, chosen);
+
+  document.title = `${header.title}: ${header.labels[0]}`;
+  byId("title").textContent = header.title;
+  byId("verdict").replaceChildren(
+    nameElement(header.labels[0]),
+    element("span", { class: "share" }, predictionWords(header.predictions[0], header.measure)),
+  );
+  byId("settings").replaceChildren(
+    ...header.settings.flatMap(([name, text]) => [
+      element("dt", {}, name),
+      element("dd", {}, nameElement(text)),
+    ]),
+  );
+  byId("save").addEventListener("click", async () => {
+    saveFile(await savedView(view, picture), savedName(view));
+  });
+  const [strong] = view.listed.for.concat(view.listed.against);
+  if (strong) view.select(strong);
+  chosen();
+  document.body.dataset.ready = "true";
+}
+
+start().catch((error) => {
+  byId("failed").hidden = false;
+  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
+  throw error;
+});

@@ -1,0 +1,171 @@
+"""The pictures of a page: the photo, a small one of it, and what the prior puts in regions."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from captum_pda.evidence.part import EvidencePart
+from captum_pda.priors import prior_for
+from captum_pda.regions.protocol import Windows
+from captum_pda.visualization.arrays import picture
+
+Bytes = npt.NDArray[np.uint8]
+
+#: A photo of more bytes as PNG is kept as JPEG.
+MAX_PNG_BYTES = 400_000
+#: Fills are kept in tiles of at most this side, and of at most so many pixels for each size.
+MAX_TILE, MAX_SPRITE_PIXELS = 32, 700_000
+#: How many values of fills are made at a time.
+MAX_FILL_VALUES = 2**23
+BLOCK = 8  # JPEG's own; a tile that is a multiple of it does not run into its neighbours
+
+
+@dataclass(frozen=True)
+class Display:
+    """How a model's input becomes a picture: x * std + mean, in grey unless there are 3 channels.
+
+    ``Display.of`` stretches values that lie outside 0 to 1 where no normalisation is given, as
+    ``visualize_evidence`` does.
+    """
+
+    mean: float | Sequence[float]
+    std: float | Sequence[float]
+
+    @classmethod
+    def of(
+        cls,
+        example: Tensor,
+        mean: float | Sequence[float] | None,
+        std: float | Sequence[float] | None,
+    ) -> Display:
+        """The display of an example (C, H, W)."""
+        picture(example, mean, std)  # refuses what does not fit, in its own words
+        if mean is not None and std is not None:
+            return cls(mean, std)
+        low, high = float(example.min()), float(example.max())
+        return cls(0.0, 1.0) if low >= 0 and high <= 1 else cls(low, (high - low) or 1.0)
+
+    def bytes(self, values: Tensor) -> Bytes:
+        """Values (C, H, W) as RGB, (H, W, 3)."""
+        shown = picture(values, self.mean, self.std)
+        if shown.shape[2] != 3:
+            shown = shown.mean(axis=2, keepdims=True).repeat(3, axis=2)
+        rounded: Bytes = np.round(255 * shown).astype(np.uint8)
+        return rounded
+
+
+def photo_file(pixels: Bytes) -> bytes:
+    """A photo as PNG, or as JPEG where that would be large."""
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG", optimize=True)
+    if content.tell() <= MAX_PNG_BYTES:
+        return content.getvalue()
+    return jpeg(pixels, 90)
+
+
+def jpeg(pixels: Bytes, quality: int) -> bytes:
+    """Pixels as JPEG, with as many colours as pixels."""
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "JPEG", quality=quality, subsampling=0, optimize=True)
+    return content.getvalue()
+
+
+def thumbnail(pixels: Bytes, side: int) -> bytes:
+    """A small JPEG whose longer side is at most ``side``."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((side, side))
+    return jpeg(np.asarray(image), 75)
+
+
+@dataclass(frozen=True)
+class Sprite:
+    """Tiles in rows, ``columns`` to each: an image, and the shape of a tile."""
+
+    content: bytes
+    tile: tuple[int, int]
+    columns: int
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """The example (C, H, W) that a page is about.
+
+    Args:
+        values: the model's input.
+        number: which example of the evidence it is.
+        prior: what was expected in the place of its regions.
+        display: how it is shown.
+    """
+
+    values: Tensor
+    number: int
+    prior: Any
+    display: Display
+
+
+def fills_sprite(part: EvidencePart, explained: Explained) -> Sprite:
+    """What the prior puts in the place of each region.
+
+    The mean that it expects there; where the regions were sampled, one draw.
+    """
+    example, prior = explained.values, explained.prior
+    groups = part.regions.boxes(explained.number)
+    sampled = int(part.drawn.max()) > 1
+    tile = _tile(part.size, len(part.regions))
+    tiles = [
+        torch.cat([_small(fills, tile) for fills in _fills(group, example, prior, sampled)])
+        for group in groups
+        if len(group)
+    ]
+    every = torch.cat(tiles)
+    columns = math.ceil(math.sqrt(len(every) * tile[0] / tile[1]))
+    rows = math.ceil(len(every) / columns)
+    sheet = every.new_zeros(rows * columns, *every.shape[1:])
+    sheet[: len(every)] = every
+    sheet = sheet.reshape(rows, columns, -1, *tile).permute(2, 0, 3, 1, 4)
+    sheet = sheet.reshape(-1, rows * tile[0], columns * tile[1])
+    return Sprite(jpeg(explained.display.bytes(sheet), 85), tile, columns)
+
+
+def _fills(group: Windows, example: Tensor, prior: Any, sampled: bool) -> Iterator[Tensor]:
+    """The contents of boxes (W, C, *window), some at a time."""
+    own = prior_for(prior, "sample" if sampled else "conditional_mean", example, group)
+    at_once = max(1, MAX_FILL_VALUES // (len(example) * math.prod(group.window)))
+    for start in range(0, len(group), at_once):
+        windows = group[start : start + at_once]
+        if sampled:
+            fills = own.sample(example, windows, 1, torch.Generator().manual_seed(0))[0]
+        else:
+            fills = own.conditional_mean(example, windows)
+        fills = fills.detach().to(example.dtype)
+        if windows.hidden is not None:
+            seen = example.flatten(1)[:, windows.pixels(example.device)]
+            seen = seen.transpose(0, 1).reshape(fills.shape)
+            fills = torch.where(windows.hidden.to(example.device).unsqueeze(1), fills, seen)
+        yield fills
+
+
+def _tile(size: tuple[int, ...], count: int) -> tuple[int, int]:
+    """The shape of a tile for regions of this size, so that all of them fit."""
+    most = min(MAX_TILE, max(2, int(math.sqrt(MAX_SPRITE_PIXELS / max(count, 1)))))
+    height, width = (max(1, min(side, most)) for side in size)
+    return _to_blocks(height), _to_blocks(width)
+
+
+def _to_blocks(side: int) -> int:
+    return side if side < BLOCK else side - side % BLOCK
+
+
+def _small(fills: Tensor, tile: tuple[int, int]) -> Tensor:
+    return F.adaptive_avg_pool2d(fills.float(), tile)

@@ -1,0 +1,176 @@
+"""The file of a report: what is in it, that it holds no foreign markup, and how large it is."""
+
+import base64
+import hashlib
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_classifier, make_images
+from PIL import Image
+from report_pages import LABELS, TITLE, make_evidence, make_report
+
+from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
+from captum_pda.report import write_report
+from captum_pda.report.block import Block, unpack
+from captum_pda.report.page_file import read_block
+
+
+@pytest.fixture(scope="module")
+def evidence():
+    return make_evidence()
+
+
+@pytest.fixture(scope="module")
+def page(evidence, tmp_path_factory):
+    return make_report(tmp_path_factory.mktemp("report"), evidence).read_bytes()
+
+
+def test_a_block_gives_back_what_was_put_into_it():
+    block = Block()
+    kinds = ("float64", "float32", "float16", "int32", "uint16", "uint8")
+    arrays = {kind: np.arange(7).reshape(7, 1) for kind in kinds}
+    header = {kind: block.add(values, kind) for kind, values in arrays.items()}
+    header["bytes"] = block.add_bytes(b"abc")
+    found, values = unpack(block.pack({**header, "name": "\udce4 ü </script>"}))
+    assert found["name"] == "? ü </script>"
+    assert values[found["bytes"]].tobytes() == b"abc"
+    for kind in kinds:
+        assert values[found[kind]].dtype == kind
+        np.testing.assert_array_equal(values[found[kind]], arrays[kind])
+
+
+def test_the_scores_of_every_region_are_in_the_file(evidence, page):
+    header, arrays = unpack(read_block(page, "values"))
+    assert header["labels"] == [LABELS[number] for number in header["classes"]]
+    groups = header["methods"][0]["groups"]
+    assert [group["size"] for group in groups] == [[6, 6], [12, 12]]
+    for group in groups:
+        parts = [part for part in evidence.parts if list(part.size) == group["size"]]
+        for part, kept in zip(parts, group["parts"], strict=True):
+            assert part.context == kept["context"]
+            before = torch.tensor(arrays[kept["reference"]])
+            scores = before.unsqueeze(1) + torch.tensor(arrays[kept["changes"]])
+            expected = part.scores[0][:, header["classes"]].T
+            torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
+        boxes = arrays[group["boxes"]]
+        np.testing.assert_array_equal(boxes[:, :2], parts[0].regions.corner_array)
+
+
+def test_the_fills_are_the_priors_own(tmp_path):
+    prior = MarginalPrior().fit(make_images(5, 3, 24, 32, seed=3))
+    pda = EfficientPDA(make_classifier(), prior=prior, engine="dense")
+    image = make_images(1, 3, 24, 32)
+    evidence = pda.evidence(image, sliding_window_shapes=8, strides=4)
+    path = write_report(evidence, tmp_path / "a.html", mean=0.5, std=0.1)
+    header, arrays = unpack(read_block(path.read_bytes(), "values"))
+    fills = header["methods"][0]["groups"][0]["parts"][0]["fills"]
+    assert fills["tile"] == [8, 8]
+    sheet = np.asarray(Image.open(io.BytesIO(arrays[fills["image"]].tobytes())))
+    grid = evidence.parts[0].regions
+    means = prior.conditional_mean(image[0], grid) * 0.1 + 0.5
+    expected = (255 * means.clamp(0, 1)).permute(0, 2, 3, 1).numpy()
+    for number, fill in enumerate(expected):
+        row, column = divmod(number, fills["columns"])
+        tile = sheet[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+        # JPEG keeps colours up to some of 255 steps.
+        assert np.corrcoef(tile.ravel(), fill.ravel())[0, 1] > 0.9
+        assert np.abs(tile - fill).mean() < 12
+
+
+def test_names_are_nowhere_markup(page):
+    text = page.decode()
+    for name in (*LABELS, TITLE):
+        assert name not in text
+    assert text.count("<script") == 3  # two blocks and the page's own program
+    assert "{{" not in text.partition("<script>")[0]
+
+
+def test_the_policy_allows_nothing_but_the_pages_own_script_and_style(page):
+    text = page.decode()
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
+    assert policy.startswith("default-src 'none'; ")
+    for tag, directive in (("script", "script-src"), ("style", "style-src")):
+        content = re.search(rf"<{tag}>(.*)</{tag}>", text, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"\beval\b|innerHTML|https?://(?!www\.w3\.org)", text)
+    assert not re.search(r"""(src|href)=["']""", text)
+
+
+def test_the_same_evidence_gives_the_same_file(evidence, page, tmp_path):
+    again = make_report(tmp_path, evidence)
+    assert again.read_bytes() == page
+
+
+def test_many_small_windows_stay_under_three_megabytes(tmp_path):
+    model = make_classifier(classes=12).float()
+    image = make_images(1, 3, 224, 224).float()
+    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense")
+    coarse = pda.evidence(image, sliding_window_shapes=112, strides=112)
+    grid = type(coarse.parts[0].regions)((224, 224), (10, 10), (1, 1))
+    noise = torch.randn(1, len(grid), 12, generator=torch.Generator().manual_seed(0))
+    part = coarse.parts[0].__class__(
+        0, grid, "full", coarse.reading, coarse.scores, noise, torch.ones(1, len(grid)), noise.abs()
+    )
+    evidence = type(coarse)(coarse.inputs, coarse.scores, (part,), coarse.reading, prior=pda.prior)
+    path = write_report(evidence, tmp_path / "fine.html")
+    assert path.stat().st_size < 3_200_000
+
+
+def test_standard_errors_are_those_of_the_evidence(tmp_path):
+    pda = SampledPDA(make_classifier(), engine="dense")
+    image = make_images(1, 3, 16, 16)
+    generator = torch.Generator().manual_seed(0)
+    evidence = pda.evidence(
+        image, n_samples=4, sliding_window_shapes=6, strides=5, generator=generator
+    )
+    path = write_report(evidence, tmp_path / "sampled.html")
+    header, arrays = unpack(read_block(path.read_bytes(), "values"))
+    kept = header["methods"][0]["groups"][0]["parts"][0]
+    expected = evidence.standard_error(header["classes"][1])[0]
+    np.testing.assert_allclose(arrays[kept["errors"]][1], expected, rtol=1e-5)
+    assert kept["drawn"] == 4
+
+
+def test_the_file_tells_how_it_was_made(page):
+    header, _ = unpack(read_block(page, "values"))
+    settings = dict(header["settings"])
+    assert len(settings["input sha256"]) == 64
+    assert settings["prior kind"] == "ConstantPrior"
+    assert settings["measure name"] == "weight_of_evidence"
+    assert {"captum pda", "captum", "torch"} <= settings.keys()
+
+
+def test_what_cannot_be_shown_is_refused(evidence, tmp_path):
+    model, image = make_classifier(), make_images(2, 3, 16, 16)
+    two = EfficientPDA(model, engine="dense").evidence(image, sliding_window_shapes=8, strides=8)
+    path = tmp_path / "a.html"
+    with pytest.raises(ValueError, match=r"2 examples.*example=0"):
+        write_report(two, path)
+    with pytest.raises(ValueError, match="example=2 is out of range"):
+        write_report(two, path, example=2)
+    with pytest.raises(ValueError, match="labels has 2 names for 4 outputs"):
+        write_report(evidence, path, labels=["a", "b"])
+    with pytest.raises(ValueError, match="target 9 is out of range"):
+        write_report(evidence, path, targets=[9])
+    with pytest.raises(TypeError, match=r"must be a WindowEvidence.*evidence\(image\)"):
+        write_report(image, path)
+    with pytest.raises(ValueError, match="same image"):
+        write_report({"a": evidence, "b": two}, path)
+    with pytest.raises(ValueError, match="empty table"):
+        write_report({}, path)
+    assert not path.exists()
+
+
+def test_the_second_of_two_examples_can_be_shown(tmp_path):
+    model, image = make_classifier(), make_images(2, 3, 16, 16)
+    two = EfficientPDA(model, engine="dense").evidence(image, sliding_window_shapes=8, strides=8)
+    path = write_report(two, tmp_path / "b.html", example=1)
+    header, _ = unpack(read_block(path.read_bytes(), "values"))
+    assert header["predictions"] == pytest.approx(
+        two.probabilities[1].sort(descending=True).values.tolist()
+    )
