@@ -4,6 +4,7 @@ A page needs no server and no network: the photo, the values of every region and
 shows them are in the file.
 """
 
+from captum_pda.report.index import write_index
 from captum_pda.report.report import write_report
 
-__all__ = ["write_report"]
+__all__ = ["write_index", "write_report"]

@@ -32,12 +32,14 @@ class Classes:
         names: what they are called.
         first: the place of the one shown at first.
         second: the place of the one it is told apart from at first, if any.
+        truth: the place of the true one, if it is known.
     """
 
     columns: tuple[int, ...]
     names: tuple[str, ...]
     first: int
     second: int | None = None
+    truth: int | None = None
 
 
 def add_methods(

@@ -57,6 +57,7 @@ class ReportQuestion:
         contrast: two outputs to tell apart at first.
         n_classes: how many of the most probable outputs can be chosen as well.
         example: the example's number; None where there is only one.
+        truth: the true output; None where it is not known.
     """
 
     labels: Sequence[str] | None = None
@@ -64,6 +65,7 @@ class ReportQuestion:
     contrast: tuple[int, int] | None = None
     n_classes: int = 8
     example: int | None = None
+    truth: int | None = None
 
 
 def write_report(
@@ -78,6 +80,7 @@ def write_report(
     settings: Mapping[str, Any] | None = None,
     n_classes: int = 8,
     example: int | None = None,
+    truth: int | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -97,6 +100,7 @@ def write_report(
         settings: more to write at the foot, such as the model's name and the hash of its weights.
         n_classes: how many of the most probable outputs to offer.
         example: the number of the example, where the evidence is of several.
+        truth: the true output, where it is known; an index then tells right from wrong.
 
     Returns:
         The path.
@@ -109,7 +113,7 @@ def write_report(
     """
     path = Path(path)
     methods = {"": evidence} if not isinstance(evidence, Mapping) else evidence
-    question = ReportQuestion(labels, targets, contrast, n_classes, example)
+    question = ReportQuestion(labels, targets, contrast, n_classes, example, truth)
     number, first = _check(methods, question)
     values = first.inputs[0][number].detach().cpu()
     display = Display.of(values, mean, std)
@@ -136,6 +140,7 @@ def write_report(
         "classes": list(classes.columns),
         "labels": list(classes.names),
         "predictions": [_number(predicted[column]) for column in classes.columns],
+        "truth": classes.truth,
         "first": classes.first,
         "second": classes.second,
         "measure": measure_header(first.measure),
@@ -157,18 +162,20 @@ def choose_classes(evidence: WindowEvidence, question: ReportQuestion, number: i
         raise ValueError(
             f"labels has {len(question.labels)} names for {len(scores)} outputs; give one for each"
         )
+    known = [] if question.truth is None else [question.truth]
     asked = [*(question.contrast or ()), *question.targets]
-    for target in asked:
+    for target in [*asked, *known]:
         if not 0 <= target < len(scores):
             raise ValueError(
                 f"target {target} is out of range; the model has outputs 0 to {len(scores) - 1}"
             )
     top = scores.nan_to_num().topk(min(check_count("n_classes", question.n_classes), len(scores)))
-    columns = sorted({*asked, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
+    columns = sorted({*asked, *known, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
     names = [str(one) if question.labels is None else str(question.labels[one]) for one in columns]
     first = columns.index(asked[0]) if asked else 0
     second = columns.index(question.contrast[1]) if question.contrast else None
-    return Classes(tuple(columns), tuple(names), first, second)
+    right = None if question.truth is None else columns.index(question.truth)
+    return Classes(tuple(columns), tuple(names), first, second, right)
 
 
 def _check(
@@ -228,6 +235,8 @@ def _summary(name: str, evidence: WindowEvidence, classes: Classes, number: int)
     return {
         "title": name,
         "verdict": classes.names[0],
+        "truth": None if classes.truth is None else classes.names[classes.truth],
+        "right": classes.truth == 0,
         "prediction": _number(evidence.measure.prediction(score)),
         "probabilities": evidence.measure.needs_probabilities,
         "unit": evidence.measure.unit,

@@ -11,7 +11,9 @@ const ARRAYS = {
 
 async function readBlock(id) {
   const text = document.getElementById(id).textContent.trim();
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const letters = atob(text);
+  const packed = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) packed[i] = letters.charCodeAt(i);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const content = await new Response(stream).arrayBuffer();
   const start = 4 + new DataView(content).getUint32(0, true);

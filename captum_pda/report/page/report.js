@@ -40,6 +40,11 @@ async function start() {
     nameElement(header.labels[0]),
     element("span", { class: "share" }, predictionWords(header.predictions[0], header.measure)),
   );
+  if (header.truth !== null) {
+    const right = header.truth === 0 ? ["\u2713 right"] : ["\u2717 wrong, it is "];
+    if (header.truth !== 0) right.push(nameElement(header.labels[header.truth]));
+    byId("truth").replaceChildren(...right);
+  }
   byId("settings").replaceChildren(
     ...header.settings.flatMap(([name, text]) => [
       element("dt", {}, name),
