@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_pda.prediction.layer_call import ROUNDINGS, Layer, LayerCall
+from captum_pda.prediction.layer_call import ROUNDINGS, Layer, LayerCall, with_noise
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
 from captum_pda.prediction.model_call import ModelCall, one_row_each
@@ -150,11 +150,9 @@ def _n_places(candidate: _Candidate) -> int:
 def _has_a_say(candidate: _Candidate, call: ModelCall) -> bool:
     """Whether the outputs change when noise is added to the places of a map."""
     maps = candidate.layout.to_map(candidate.values.clone())
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(maps.shape, generator=generator).to(maps)
-    scale = maps.float().std().nan_to_num(1).clamp_min(0.1).to(maps)
-    outputs = [_outputs_with(candidate, call, changed) for changed in (maps, maps + scale * noise)]
-    before, after = outputs
+    before, after = (
+        _outputs_with(candidate, call, changed) for changed in (maps, with_noise(maps, 1))
+    )
     tolerance = ROUNDINGS * torch.finfo(before.dtype).eps * float(before.abs().max())
     return bool(((after - before).abs() > tolerance).any())
 
