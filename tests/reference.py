@@ -437,3 +437,31 @@ def symmetric_relevance_gain(model, image, relevance, n_steps, fill, target, out
         pairs = zip(np.diff(fractions), curve[1:] + curve[:-1], strict=True)
         areas.append(sum(width * both / 2 for width, both in pairs))
     return areas[0] - areas[1]
+
+
+# Several sizes, contexts and depths as one map
+
+
+def weighted_mean(maps):
+    """M = sum_k (M_k / s_k) / sum_k (1 / s_k), with s_k the standard deviation of M_k."""
+    total, weights = 0.0, 0.0
+    for one in maps:
+        spread = np.sqrt(np.mean((one - np.mean(one)) ** 2))
+        total = total + one / spread
+        weights = weights + 1 / spread
+    return total / weights
+
+
+def seen_alone_pda(model, image, nothing, window, strides, target, output, measure):
+    """Each window by itself: measured(only the window) - measured(nothing), (*space).
+
+    The window stands in the image with nothing seen as it is, with sharp edges.
+    """
+    before = measured(predict(model, nothing, target, output), measure)
+    corners = window_corners(image.shape[1:], window, strides)
+    values = []
+    for corner in corners:
+        alone = nothing.copy()
+        alone[block(corner, window)] = image[block(corner, window)]
+        values.append(measured(predict(model, alone, target, output), measure) - before)
+    return average_by_counts(values, image.shape[1:], window, strides)
