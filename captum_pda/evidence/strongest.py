@@ -34,7 +34,8 @@ def strongest_windows(
     overlaps a stronger one of its kind. There may be fewer than ``n``, as only windows that do
     speak for the class (or against it) are listed. Of several sizes, a window counts by its
     evidence relative to the spread of its size, since larger windows hold more; of both contexts,
-    by the mean of what is lost without it and what it says by itself.
+    by the mean of what is lost without it and what it says by itself. Regions of feature maps are
+    listed only where the evidence holds no others.
 
     Args:
         evidence: the evidence of one example with one input tensor.
@@ -57,9 +58,9 @@ def strongest_windows(
     if rather_than is not None:
         quantity = evidence.reading.rather(target, rather_than)
     found: dict[Regions, list[Tensor]] = {}
-    for part in evidence.parts:
-        if part.regions.space == tuple(evidence.inputs[0].shape[2:]):
-            found.setdefault(part.regions, []).append(part.differences(quantity)[0])
+    of_input = [part for part in evidence.parts if part.depth == "input"]
+    for part in of_input or evidence.parts:
+        found.setdefault(part.regions, []).append(part.differences(quantity)[0])
     return pick_strongest(
         [(regions.boxes(0), torch.stack(each).mean(dim=0)) for regions, each in found.items()], n
     )

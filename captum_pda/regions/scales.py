@@ -25,6 +25,9 @@ SMALL_INPUT = {
     "full": ((1 / 7, 1 / 4), (2 / 7, 1 / 4)),
     "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 4)),
 }
+#: Where a size has more windows than this, its strides grow up to the window by default; where they
+#: are still too many, as small windows are in volumes, the size is left out.
+MOST_WINDOWS = 1500
 
 
 def default_grids(
@@ -38,10 +41,21 @@ def default_grids(
     grids: dict[tuple[int, ...], WindowGrid] = {}
     for share, step in (LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT)[context]:
         width = max(1, round(share * side))
-        own_step = max(1, round(step * width))
-        grid = window_grid(space, width, own_step if strides is None else _within(strides, width))
+        if strides is not None:
+            grid = window_grid(space, width, _within(strides, width))
+        else:
+            grid = _affordable_grid(space, width, max(1, round(step * width)))
         grids.setdefault(grid.window, grid)
-    return tuple(grids.values())
+    every = tuple(grids.values())
+    affordable = tuple(grid for grid in every if len(grid) <= MOST_WINDOWS)
+    return every if strides is not None else affordable or every[-1:]
+
+
+def _affordable_grid(space: tuple[int, ...], width: int, step: int) -> WindowGrid:
+    """The grid of a size, with larger steps where a volume or a long image has too many windows."""
+    while (grid := window_grid(space, width, step)) and len(grid) > MOST_WINDOWS and step < width:
+        step += 1
+    return grid
 
 
 def _within(strides: Extent, width: int) -> Extent:
