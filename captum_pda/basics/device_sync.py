@@ -22,6 +22,11 @@ def all_finite(values: Tensor) -> bool:
     return is_true(torch.isfinite(values).all())
 
 
+def as_float(value: Tensor) -> float:
+    """The value of a one-element tensor."""
+    return float(value)
+
+
 def as_integers(values: Tensor) -> list[int]:
     """The values of a one-dimensional integer tensor."""
     return [int(value) for value in values.tolist()]

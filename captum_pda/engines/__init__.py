@@ -6,11 +6,12 @@ from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Engine, PreparedEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
 from captum_pda.engines.incremental.no_rule import IncrementalError
-from captum_pda.engines.report import EngineReport
+from captum_pda.engines.report import Audit, EngineReport
 from captum_pda.engines.select import ENGINES, engine_for
 
 __all__ = [
     "ENGINES",
+    "Audit",
     "BatchLoop",
     "BatchSize",
     "DenseEngine",

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from captum_pda.basics import device_sync
-from captum_pda.basics.errors import warn_user
+from captum_pda.engines.audit import AuditedEngine, audit_of
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Advance, Forward, PreparedEngine, Read
-from captum_pda.engines.incremental.engine import IncrementalEngine, PreparedIncremental
-from captum_pda.engines.report import EngineReport
+from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.engines.report import Audit, EngineReport
 from captum_pda.regions.protocol import Windows
 
 #: Windows that both engines run, to be compared.
@@ -25,8 +25,8 @@ TIMED = 18
 WORTH_A_PROBE = 16 * PROBED
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
-#: Differences of this many units of rounding are no surprise; half precision is coarse enough.
-ROUNDINGS, AT_MOST = 1e3, 0.05
+#: Why inputs of a kind are run densely after an audit has failed.
+DISAGREED_BEFORE = "the incremental engine disagreed on another example"
 
 
 class AutoEngine:
@@ -55,6 +55,7 @@ class PreparedAuto:
         self._example = example
         self._batch_size = batch_size
         self._chosen: PreparedEngine | None = None
+        self._kind: Any = None
 
     @property
     def unfinished(self) -> Tensor | None:
@@ -66,11 +67,20 @@ class PreparedAuto:
             self._chosen = self._choose(grid, fills)
         return self._chosen.scores(grid, fills, read, advance)
 
+    def audit(self) -> Audit:
+        """How the chosen engine's windows compare with the dense engine's."""
+        audit = audit_of(self._chosen) if self._chosen is not None else Audit()
+        if not audit.agrees:
+            # From now on all of this kind is run densely at once.
+            self._auto.choices[self._kind] = EngineReport("dense", DISAGREED_BEFORE)
+        return audit
+
     def _choose(self, grid: Windows, fills: Tensor) -> PreparedEngine:
         arguments = (self._forward, self._example, self._batch_size)
         dense = DenseEngine().prepare(*arguments)
-        incremental = IncrementalEngine().prepare(*arguments)
-        kind = (self._example.shape, self._example.dtype, self._example.device, grid.window)
+        incremental = AuditedEngine(IncrementalEngine().prepare(*arguments), *arguments)
+        example = self._example
+        kind = self._kind = (example.shape, example.dtype, example.device, grid.window)
         report = self._auto.choices.get(kind)
         if report is None:
             n_copies = fills.shape[0] * fills.shape[1]
@@ -82,55 +92,40 @@ class PreparedAuto:
         return incremental if report.engine == "incremental" else dense
 
     def _try(
-        self,
-        grid: Windows,
-        fills: Tensor,
-        dense: PreparedEngine,
-        incremental: PreparedIncremental,
+        self, grid: Windows, fills: Tensor, dense: PreparedEngine, incremental: AuditedEngine
     ) -> EngineReport:
         """Run both engines on a few windows, at the border and in the middle."""
         half, middle = PROBED // 2, len(grid) // 2
         parts = [slice(0, half), slice(middle, middle + half)]
         timed = slice(middle, min(middle + TIMED, len(grid)))
         samples = -(-TIMED // (timed.stop - timed.start))
+        engine = incremental.prepared
         try:
             # The first pass also computes the unperturbed example, so it is not timed.
-            _, outputs = _outputs(incremental, grid, fills, parts)
-            incremental_time, timed_outputs = _outputs(incremental, grid, fills, [timed], samples)
+            _seconds_per_copy(engine, grid, fills, parts)
+            incremental_time = _seconds_per_copy(engine, grid, fills, [timed], samples)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"the incremental engine failed: {error}")
-        dense_time, expected = _outputs(dense, grid, fills, parts)
-        difference, tolerance = _difference(outputs, expected), _tolerance(expected)
-        facts: dict[str, Any] = {
-            "speed_up": (dense_time / len(expected)) / (incremental_time / len(timed_outputs)),
-            "largest_difference": difference,
-            "goes_dense": dict(incremental.run.went_dense),
-        }
-        if not difference <= tolerance:
-            warn_user(
-                "the incremental engine's outputs differ from the dense engine's by "
-                f"{difference:.1e} of their size, where rounding explains {tolerance:.1e}; using "
-                "the dense engine. Pass engine='dense' to silence this."
+        speed_up = _seconds_per_copy(dense, grid, fills, parts) / incremental_time
+        went_dense = dict(engine.run.went_dense)
+        if speed_up < WORTH_IT:
+            return EngineReport(
+                "dense", "the incremental engine is no faster here", speed_up, went_dense
             )
-            return EngineReport("dense", "the incremental engine disagrees", **facts)
-        if facts["speed_up"] < WORTH_IT:
-            return EngineReport("dense", "the incremental engine is no faster here", **facts)
-        return EngineReport("incremental", "faster, and it agrees with dense", **facts)
+        return EngineReport("incremental", "it is faster here", speed_up, went_dense)
 
 
-def _outputs(
+def _seconds_per_copy(
     engine: PreparedEngine, grid: Windows, fills: Tensor, parts: list[slice], samples: int = 1
-) -> tuple[float, Tensor]:
-    """The time that some fills of some windows take, and the model's outputs for them."""
+) -> float:
+    """The time that some fills of some windows take."""
     start = time.perf_counter()
-    outputs = torch.cat(
-        [
-            engine.scores(grid[part], fills[:samples, part], _everything, _nothing).flatten(0, 1)
-            for part in parts
-        ]
-    )
-    device_sync.all_finite(outputs)  # waits for the device
-    return time.perf_counter() - start, outputs
+    outputs = [
+        engine.scores(grid[part], fills[:samples, part], _everything, _nothing).flatten(0, 1)
+        for part in parts
+    ]
+    device_sync.all_finite(torch.cat(outputs))  # waits for the device
+    return (time.perf_counter() - start) / sum(map(len, outputs))
 
 
 def _everything(outputs: Tensor) -> Tensor:
@@ -139,22 +134,3 @@ def _everything(outputs: Tensor) -> Tensor:
 
 def _nothing(rows: int) -> None:
     """No progress is shown."""
-
-
-def _difference(outputs: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the outputs' size."""
-    outputs, expected = outputs.double(), expected.double()
-    # Where both are infinite or not numbers they agree.
-    difference = torch.where(outputs == expected, 0, outputs - expected).abs()
-    difference = difference[~(outputs.isnan() & expected.isnan())]
-    size = (
-        torch.nan_to_num(expected, 0, 0, 0).abs().max().clamp_min(torch.finfo(torch.float64).tiny)
-    )
-    return float(difference.max() / size) if difference.numel() else 0.0
-
-
-def _tolerance(outputs: Tensor) -> float:
-    """How far apart rounding may take two engines."""
-    kind = outputs.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else outputs.dtype
-    return min(ROUNDINGS * torch.finfo(dtype).eps, AT_MOST)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.engines import BatchSize, PreparedEngine
+from captum_pda.engines import Audit, BatchSize, DenseEngine, PreparedEngine
+from captum_pda.engines.audit import audit_of, audited
 from captum_pda.engines.engine_protocol import Advance
 from captum_pda.execution.contents import ExampleContents
 from captum_pda.execution.progress import ProgressBar
@@ -32,12 +33,14 @@ class Run:
         execution: how to run the model.
         known: of each part the scores of every region, marginalised over its fills, and NaN for
             those still to come. So nothing is lost when something stops the run.
+        audits: how each scene compares with the dense engine, where another has run it.
     """
 
     task: Task
     sampling: Sampling
     execution: Execution
     known: tuple[WindowScores, ...]
+    audits: list[Audit] = field(default_factory=list)
 
     @classmethod
     def of(cls, task: Task, sampling: Sampling, execution: Execution) -> Run:
@@ -52,6 +55,14 @@ class Run:
         """The same run as this process knows it, without the other ranks."""
         return replace(self, execution=replace(self.execution, ranks=Ranks()))
 
+    def densely(self) -> Run:
+        """The same run anew, on the dense engine; what it found before counts for nothing."""
+        execution = replace(self.execution, densely=True)
+        anew = Run.of(self.task, self.sampling, execution)
+        # An audit of another rank may have failed, and none of this one.
+        anew.audits.extend([*self.audits, Audit(agrees=False)])
+        return anew
+
     @property
     def has_begun(self) -> bool:
         """Whether anything is known."""
@@ -61,8 +72,21 @@ class Run:
         """What is known of each part by any rank."""
         return tuple(bring_together(part, self.execution.ranks) for part in self.known)
 
+    @property
+    def audit(self) -> Audit | None:
+        """What the audits of this rank found."""
+        return Audit.of(self.audits)
+
+    def agrees(self) -> bool:
+        """Whether the audits of all ranks found what the dense engine finds."""
+        own = all(audit.agrees for audit in self.audits)
+        return all(agrees for (agrees,) in self.execution.ranks.gather([own]))
+
     def finish(self) -> None:
-        """Run the model without each region, one example, tensor and context at a time."""
+        """Run the model without each region, one example, tensor and context at a time.
+
+        It ends early where an audit fails, since then all is to be run again.
+        """
         execution, task = self.execution, self.task
         # One for each depth, shared by all its examples, so that memory runs out only once.
         batch_sizes = {
@@ -81,8 +105,12 @@ class Run:
         with ProgressBar(total, execution.title, task.seconds_per_pass) as bar:
             for scene in task.scenes():
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
-                if own:
-                    self._run_scene(scene, own, batch_sizes[scene.first.depth.name], bar.update)
+                if not own:
+                    continue
+                batch_size = batch_sizes[scene.first.depth.name]
+                self.audits.append(self._run_scene(scene, own, batch_size, bar.update))
+                if not self.audits[-1].agrees:
+                    return
 
     def _chunks(self, part: Part, batch_size: BatchSize) -> list[RankChunk]:
         n_samples = self.sampling.in_context(part.context).n_samples
@@ -99,12 +127,14 @@ class Run:
         chunks: dict[int, list[RankChunk]],
         batch_size: BatchSize,
         advance: Advance,
-    ) -> None:
+    ) -> Audit:
         """Run this rank's regions of one scene, all sizes on one prepared engine."""
         depth, context = scene.first.depth, scene.first.context
         contents = depth.contents.of(scene.values, context)
         unchanged = contents.unchanged()
-        prepared = depth.engine.prepare(scene.forward, unchanged, batch_size)
+        engine = DenseEngine() if self.execution.densely else depth.engine
+        arguments = (scene.forward, unchanged, batch_size)
+        prepared = audited(engine.prepare(*arguments), *arguments)
         sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
         reader = self.task.reader
@@ -119,6 +149,7 @@ class Run:
             filling = PartFills(contents, replace(sampling, part=number), scene.example)
             for chunk in own:
                 self._run_chunk(number, chunk, filling, prepared, scoring)
+        return audit_of(prepared)
 
     def _run_chunk(
         self,

@@ -121,8 +121,10 @@ class Execution:
         perturbations_per_eval: copies in a batch; None chooses by itself.
         ranks: the processes that share the regions.
         title: of the progress bar; None shows none.
+        densely: whether the dense engine runs all, since another has failed its audit.
     """
 
     perturbations_per_eval: int | None
     ranks: Ranks
     title: str | None
+    densely: bool = False

@@ -14,6 +14,7 @@ from captum_pda.basics import device_sync
 from captum_pda.basics.errors import NonFiniteOutputError, attach_result
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for
+from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence
@@ -103,6 +104,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
+        self._report: EngineReport | None = None
 
     @classmethod
     def get_name(cls) -> str:
@@ -111,9 +113,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
 
     @property
     def engine_report(self) -> EngineReport | None:
-        """Which engine ran last, and why: ``print(pda.engine_report)``. None before the first run,
-        and for an engine of your own that keeps no ``report``."""
-        return getattr(self.engine, "report", None)
+        """Which engine ran last, why, and how it compares with the dense one where some windows
+        were run on both: ``print(pda.engine_report)``. None before the first run, and for an engine
+        of your own that keeps no ``report``."""
+        return self._report
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
         """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
@@ -156,6 +159,11 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             try:
                 with ranks.failing_together():
                     run.finish()
+                if not run.agrees():
+                    run = run.densely()
+                    with ranks.failing_together():
+                        warn_of_disagreement(run.audit)
+                        run.finish()
             except BaseException as error:
                 if not isinstance(error, Exception) or ranks.lost:
                     run = run.alone()  # the others are not here to tell what they know
@@ -166,7 +174,12 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                         unfinished if request.all_outputs else unfinished.partial_attribution(),
                     )
                 raise
+            finally:
+                report = getattr(self.engine, "report", None)
+                is_ours = isinstance(report, EngineReport)
+                self._report = report.with_audit(run.audit) if is_ours else report
             evidence = self._assemble(run)
+        warn_of_rounding(run.audit)
         task.reader.readout.check_saturation(
             evidence.scores, *(part.scores for part in evidence.parts)
         )

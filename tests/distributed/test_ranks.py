@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import make_classifier, make_images
+from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import (
@@ -314,3 +316,38 @@ def fit_wrongly(rank: int, what: str) -> GaussianPatchPrior:
 def test_what_cannot_be_fitted_together(pool, what, said):
     for error, message in zip(pool(fit_wrongly, what), said, strict=True):
         assert message in str(error)
+
+
+# Audits
+
+
+class WrongOnBoxes(nn.Module):
+    """A model that answers otherwise where it is run incrementally."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x) if type(x) is Tensor else self.model(x) * 1.05
+
+
+def explain_with_one_wrong_rank(rank: int | None) -> Tensor:
+    model = make_convolutional().eval()
+    wrong = WrongOnBoxes(model).eval() if rank == 1 else model
+    engine = "dense" if rank is None else "incremental"
+    pda = EfficientPDA(wrong, ConstantPrior(0.0), engine=engine, process_group=group(rank))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = pda.attribute(make_images(1, 3, 20, 22).float(), target=1, **CALL)
+    if rank is not None:
+        assert ["run again densely" in str(one.message) for one in caught] == [True]
+        assert pda.engine_report.engine == "dense"
+        assert not pda.engine_report.audit.agrees
+    return found
+
+
+def test_where_the_audit_of_one_rank_fails_all_ranks_run_densely(pool):
+    expected = explain_with_one_wrong_rank(None)
+    for found in pool(explain_with_one_wrong_rank):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -230,7 +230,10 @@ def test_the_automatic_batch_size_counts_all_that_goes_into_the_model():
         return x.mean(dim=(1, 2)) + y.mean(dim=(1, 2, 3)) + z.mean(dim=1)
 
     EfficientPDA(model, output="raw", engine="dense").attribute(
-        (small, large), additional_forward_args=torch.zeros(1, 1000), strides=1
+        (small, large),
+        additional_forward_args=torch.zeros(1, 1000),
+        sliding_window_shapes=((4,), (10, 10)),
+        strides=((4,), (4, 4)),
     )
     assert max(sizes) == 2**21 // (16 + 3 * 64 * 64 + 1000)
 
@@ -241,10 +244,10 @@ def test_autocast_is_respected():
     seen = set()
     classifier[0].register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        attributions = EfficientPDA(classifier).attribute(images, target=1)
+        attributions = EfficientPDA(classifier, engine="dense").attribute(images, target=1)
     assert seen == {torch.bfloat16}
     assert attributions.dtype == torch.float32
-    expected = EfficientPDA(classifier).attribute(images, target=1)
+    expected = EfficientPDA(classifier, engine="dense").attribute(images, target=1)
     torch.testing.assert_close(attributions, expected, rtol=0, atol=0.02)
 
 
@@ -262,8 +265,9 @@ def test_autocast_does_not_reach_the_prior(prior):
 
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            SampledPDA(model, prior).attribute(images, target=1, n_samples=2, strides=3)
-            EfficientPDA(model, prior).attribute(images, target=1, strides=1)
+            for method, options in ((SampledPDA, {"n_samples": 2}), (EfficientPDA, {})):
+                pda = method(model, prior, engine="dense")
+                pda.attribute(images, target=1, sliding_window_shapes=4, strides=3, **options)
     half = len(batches) // 2
     torch.testing.assert_close(batches[half:], batches[:half])
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from captum_pda import WindowGrid
-from captum_pda.engines import EngineReport
 from captum_pda.engines.incremental import winograd
 from captum_pda.engines.incremental.spans import Slide, Span
 from captum_pda.engines.incremental.unperturbed import FORGOTTEN_AFTER, Memory
@@ -137,13 +136,3 @@ def test_memory_of_constants() -> None:
     assert memory.constant(torch.ones(2)) is first
     assert memory.constant(torch.zeros(2)) is not first
     assert memory.constant(torch.ones(2)) is first
-
-
-def test_report() -> None:
-    report = EngineReport("incremental", "faster", 3.21, 1e-6, {"cumsum": "it has no rule"})
-    assert str(report).splitlines() == [
-        "engine: incremental (faster)",
-        "predicted speed-up of incremental over dense: 3.2x",
-        "largest difference: 1.0e-06 of the outputs' size",
-        "goes dense at cumsum: it has no rule",
-    ]

@@ -43,6 +43,7 @@ def pretended(monkeypatch):
 
     monkeypatch.setattr(device_sync, "all_finite", read(True))
     monkeypatch.setattr(device_sync, "is_true", read(False))
+    monkeypatch.setattr(device_sync, "as_float", read(0.0))
     monkeypatch.setattr(device_sync, "generator_for", lambda *_: torch.Generator())
     with FakeTensorMode(allow_non_fake_inputs=False):
         try:

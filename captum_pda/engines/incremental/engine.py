@@ -68,6 +68,11 @@ class PreparedIncremental:
         self.run = Run(share)
         self.unfinished: Tensor | None = None
 
+    @property
+    def approximate(self) -> bool:
+        """Whether boxes are cut, so that results differ from the dense engine's as asked."""
+        return self.run.share is not None
+
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         n_samples, n_windows = fills.shape[:2]
         values = fills.flatten(0, 1)
