@@ -48,7 +48,8 @@ class PreparedDense:
         return scores.reshape(self._n_samples, n_windows, -1)
 
     def _run_batch(self, pixels: Tensor, values: Tensor, read: Read, rows: Rows) -> Tensor:
-        picked = torch.from_numpy(rows).to(values.device)
+        # Rows follow each other here, so their numbers need not be sent to the device.
+        picked = torch.arange(int(rows[0]), int(rows[-1]) + 1, device=values.device)
         copies = self._perturb(pixels[picked % len(pixels)], values[picked])
         return read(self._forward(copies))
 

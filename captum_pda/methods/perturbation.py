@@ -176,8 +176,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 raise
             finally:
                 report = getattr(self.engine, "report", None)
-                is_ours = isinstance(report, EngineReport)
-                self._report = report.with_audit(run.audit) if is_ours else report
+                if isinstance(report, EngineReport):
+                    report = report.with_audit(run.audit)
+                self._report = report
             evidence = self._assemble(run)
         warn_of_rounding(run.audit)
         task.reader.readout.check_saturation(

@@ -13,8 +13,8 @@ from captum_pda import (
     GradientPDA,
     MarginalPrior,
     SampledPDA,
-    device_sync,
 )
+from captum_pda.basics import device_sync
 
 CUDA = torch.device("cuda")
 PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
