@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows, where nobody can remove a file that another process has open
+    fcntl = None  # type: ignore[assignment]
 
 
 def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
@@ -13,27 +19,63 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
     Raises:
         FileExistsError: ``overwrite`` is False and something has that name.
     """
-    part = path.with_name(f".{uuid.uuid4().hex}.part")
+    part, file = _new_part(path.parent)
     try:
-        with part.open("xb") as file:
+        with file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # or a power cut could leave the name without the content
-        if overwrite:
-            os.replace(part, path)
-        else:
-            _move_to_free_place(part, path)
+            if fcntl is not None:  # while it is locked, so that nobody takes it for abandoned
+                _move(part, path, overwrite)
+        if fcntl is None:
+            _move(part, path, overwrite)
     finally:
         part.unlink(missing_ok=True)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written."""
+    """Remove what processes that were killed have left half-written; leave what is being written.
+
+    A process keeps its half-written file locked, and its end, however sudden, lets go of it.
+    """
     for part in folder.rglob(f".{'[0-9a-f]' * 32}.part"):
-        part.unlink(missing_ok=True)
+        try:
+            if fcntl is None:
+                part.unlink()
+                continue
+            with part.open("r+b") as file:
+                if _lock(file):
+                    part.unlink()
+        except OSError:  # gone by now, or not ours to touch
+            continue
 
 
-def _move_to_free_place(part: Path, path: Path) -> None:
+def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
+    """A new file that other processes know to be in use."""
+    while True:
+        part = folder / f".{uuid.uuid4().hex}.part"
+        file = part.open("xb")
+        # Between these two lines another process may have taken it for abandoned.
+        if not _lock(file) or part.exists():
+            return part, file
+        file.close()
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Lock a file for this process; False where another one has, or where there are no locks."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _move(part: Path, path: Path, overwrite: bool) -> None:
+    if overwrite:
+        os.replace(part, path)
+        return
     try:
         os.link(part, path)
     except FileExistsError:

@@ -2,51 +2,153 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import hashlib
+import types
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+#: Values that their text says all of.
+PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    range,
+    slice,
+    enum.Enum,
+    PurePath,
+    torch.dtype,
+    torch.device,
+)
+
 
 def fingerprint(value: Any) -> str:
-    """A hash of numbers: of a tensor, the weights of a model, a fitted prior, or plain values.
+    """A hash of a tensor, a fitted prior, or anything else that settings are made of.
 
-    An object that is none of these is known by its class and its ``settings()``, or without that
-    method by its attributes; a function by its name.
+    An object is known by its class and its ``settings()``, or without that method by its
+    attributes; a function by its code, its defaults and what it encloses; a random generator by
+    its state. ``opaque_parts`` lists what cannot be known so.
     """
-    digest = hashlib.sha256()
-    _add(digest, value)
-    return digest.hexdigest()
+    return _Walk(value).digest.hexdigest()
 
 
-def file_fingerprint(path: Path) -> str:
-    """A hash of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def weights_fingerprint(model: nn.Module) -> str:
+    """A hash of a model's class and its weights, whatever else it keeps of its last pass."""
+    return fingerprint((_name(type(model)), dict(model.state_dict())))
 
 
-def _add(digest: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
-        digest.update(repr((plain.dtype, tuple(plain.shape))).encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
-    elif isinstance(value, nn.Module):
-        _add(digest, (type(value).__qualname__, dict(value.state_dict())))
-    elif isinstance(value, Mapping):
-        for name in sorted(value, key=repr):
-            digest.update(repr(name).encode())
-            _add(digest, value[name])
-    elif isinstance(value, tuple | list):
-        digest.update(repr(len(value)).encode())
-        for part in value:
-            _add(digest, part)
-    elif callable(getattr(value, "settings", None)) and not isinstance(value, type):
-        _add(digest, (type(value).__qualname__, value.settings()))
-    elif callable(value):
-        digest.update(getattr(value, "__qualname__", type(value).__qualname__).encode())
-    elif hasattr(value, "__dict__"):
-        _add(digest, (type(value).__qualname__, vars(value)))
-    else:
-        digest.update(repr(value).encode())
+def opaque_parts(value: Any) -> list[str]:
+    """The classes of those parts of a value that no hash can tell from others of their class."""
+    return _Walk(value).opaque
+
+
+class _Walk:
+    """Goes through a value once, and adds what it finds to a hash."""
+
+    def __init__(self, value: Any) -> None:
+        self.digest = hashlib.sha256()
+        self.opaque: list[str] = []
+        self._open: set[int] = set()
+        self._add(value)
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, PLAIN):
+            self._say(repr(value))
+        elif isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
+            self._say(_name(value))
+        elif id(value) in self._open:  # a part that holds the whole
+            self._say("...")
+        else:
+            self._open.add(id(value))
+            self._add_parts(value)
+            self._open.discard(id(value))
+
+    def _add_parts(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            plain = value.detach().cpu().contiguous()
+            self._say(repr((plain.dtype, tuple(plain.shape))))
+            self.digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            self._say(repr((value.dtype, value.shape)))
+            self.digest.update(np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, torch.Generator):
+            self._add((str(value.device), value.get_state()))
+        elif isinstance(value, Mapping):
+            self._say(repr(len(value)))
+            for name in sorted(value, key=repr):
+                self._say(repr(name))
+                self._add(value[name])
+        elif isinstance(value, tuple | list):
+            self._say(repr(len(value)))
+            for part in value:
+                self._add(part)
+        elif isinstance(value, set | frozenset):
+            self._add(sorted(fingerprint(part) for part in value))
+        elif isinstance(value, functools.partial):
+            self._add((value.func, value.args, value.keywords))
+        elif isinstance(value, types.MethodType):
+            self._add((value.__name__, value.__self__))
+        elif isinstance(value, types.FunctionType):
+            self._add_function(value)
+        elif callable(getattr(value, "settings", None)):
+            self._add((_name(type(value)), value.settings()))
+        else:
+            self._add_object(value)
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        self._add((_name(function), function.__defaults__, function.__kwdefaults__))
+        self._add_code(function.__code__)
+        for cell in function.__closure__ or ():
+            try:
+                self._add(cell.cell_contents)
+            except ValueError:  # nothing in it yet
+                self._say("empty")
+
+    def _add_code(self, code: types.CodeType) -> None:
+        self._add((code.co_code, code.co_names))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._add_code(constant)
+            else:
+                self._add(constant)
+
+    def _add_object(self, value: Any) -> None:
+        slots = [
+            name
+            for kind in type(value).__mro__
+            for name in _slots(kind)
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+        ]
+        self._say(_name(type(value)))
+        if not slots and not hasattr(value, "__dict__"):
+            self.opaque.append(_name(type(value)))
+            return
+        self._add({name: getattr(value, name) for name in slots})
+        self._add(getattr(value, "__dict__", {}))
+
+    def _say(self, text: str) -> None:
+        self.digest.update(f"{len(text)}:{text}".encode())
+
+
+def _slots(kind: type) -> list[str]:
+    """The attributes that a class keeps in slots, by the names that Python knows them by."""
+    named = kind.__dict__.get("__slots__", ())
+    own = f"_{kind.__name__.lstrip('_')}"
+    return [
+        f"{own}{name}" if name.startswith("__") and not name.endswith("__") else name
+        for name in ((named,) if isinstance(named, str) else named)
+    ]
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", getattr(value, "__name__", type(value).__qualname__)))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import captum
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
-from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.basics.version import __version__
-from captum_pda.datasets.result_folder import as_json
+from captum_pda.datasets.records import Example, Record, record_of
+from captum_pda.datasets.settings import Description, describe, described
+from captum_pda.basics.device_sync import generator_for
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.distributed.shared_work import share_work
-from captum_pda.prediction.measures import Measure
+from captum_pda.distributed.shared_work import Display, share_work
+from captum_pda.basics.errors import warn_user
+from captum_pda.basics.fingerprints import fingerprint
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,11 +29,12 @@ class ResultWriter(Protocol):
         """Say what results are made with; raise an error if others are there."""
         ...
 
-    def is_done(self, number: int) -> bool:
-        """Whether the result of an example is there already."""
+    def stored(self, number: int) -> Record | None:
+        """What the result of an example was made from, if there is a whole one with the same
+        settings."""
         ...
 
-    def write(self, number: int, attributions: Any, target: Any) -> None:
+    def write(self, number: int, attributions: Any, record: Record) -> None:
         """Keep the result of an example, whole or not at all."""
         ...
 
@@ -45,11 +47,14 @@ class DatasetSummary:
         explained: how many examples were explained now.
         done_before: how many were done already.
         failed: those that could not be explained, by number, with the reason.
+        outdated: those whose stored result did not count and that were explained anew, by number,
+            with the reason.
     """
 
     explained: int
     done_before: int
     failed: dict[int, str]
+    outdated: dict[int, str] = field(default_factory=dict)
 
 
 def explain_dataset(
@@ -63,11 +68,16 @@ def explain_dataset(
 ) -> DatasetSummary:
     """Explain every example of a data set, and keep each result as soon as it is there.
 
-    A rerun skips what is done; an example that cannot be loaded or explained is reported in the
-    summary and does not stop the others.
+    A rerun skips what is done. A stored result counts only if input, target and all settings are
+    the same and the model still says the same about that very input, up to rounding: its outputs
+    are stored with the result, and one forward pass compares them. What does not count is
+    explained anew, and the summary says why. An example that cannot be loaded or explained is
+    reported in the summary and does not stop the others.
 
     Args:
-        attribution: any Captum attribution: ``attribution.attribute(inputs, target=...)``.
+        attribution: any Captum attribution: ``attribution.attribute(inputs, target=...)``. What it
+            is made of is known by ``settings()`` (priors and engines of your own may have that
+            method: plain values on which their results depend), or else by its attributes.
         data: a Dataset whose items are an input (C, *space), or a tuple of an input and its
             target, or a DataLoader of such a Dataset (examples are explained one by one whatever
             its batch size, since the copies of one example fill a batch).
@@ -76,7 +86,9 @@ def explain_dataset(
             free; all call this function. None explains all in this process.
         show_progress: whether to show one progress bar for all ranks, with the time left.
         target: the target of all examples, in place of their own.
-        arguments: further arguments of ``attribute``, such as ``strides=4``.
+        arguments: further arguments of ``attribute``, such as ``strides=4``. From a ``generator``
+            each example gets draws of its own, which depend on the generator's state and the
+            example's number only; the generator itself is left as it was.
 
     Returns:
         What was explained, and what failed; the same on all ranks.
@@ -97,83 +109,103 @@ def explain_dataset(
             f"data={data!r} must have a length and be indexed by number, as a map-style Dataset "
             "is; read an iterable one into a list first"
         )
-    ranks = Ranks(process_group)
-    device = _device_of(attribution)
-    settings = describe(attribution, target, arguments)
-    todo: list[int] = []
-    with ranks.failing_together():
-        # The first rank writes the settings, and the others compare theirs.
-        if ranks.rank == 0:
-            writer.start(settings)
-            todo = [number for number in range(len(examples)) if not writer.is_done(number)]
-    with ranks.failing_together():
-        if ranks.rank > 0:
-            writer.start(settings)
-    todo = ranks.gather_objects(todo)[0]
-
-    def work(task: int) -> None:
-        inputs, own_target = _split(examples[todo[task]])
-        chosen = own_target if target is None else target
-        batch = inputs.unsqueeze(0).to(device or inputs.device)
-        result = attribution.attribute(batch, target=chosen, **arguments)
-        writer.write(todo[task], result, chosen)
-
-    title = "Explaining" if show_progress else None
-    failed = {
-        todo[task]: reason for task, reason in share_work(len(todo), work, ranks, title).items()
-    }
-    return DatasetSummary(len(todo) - len(failed), len(examples) - len(todo), failed)
+    job = Job(attribution, examples, writer, target, arguments)
+    return job.run(Ranks(process_group), Display("Explaining" if show_progress else None))
 
 
-def describe(attribution: Any, target: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the results of an attribution depend on, as plain values."""
-    engine = getattr(attribution, "engine", None)
-    prior = getattr(attribution, "prior", None)
-    measure = getattr(attribution, "measure", None)
-    return as_json(
-        {
-            "method": type(attribution).__name__,
-            "weights_sha256": fingerprint(getattr(attribution, "forward_func", None)),
-            "prior_sha256": None if prior is None else fingerprint(prior),
-            "engine": None if engine is None else type(engine).__name__,
-            "output": getattr(attribution, "output", None),
-            "measure": measure.settings() if isinstance(measure, Measure) else measure,
-            "target": target,
-            "arguments": {name: _plain(value) for name, value in arguments.items()},
-            **versions(),
-        }
-    )
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Examples to explain, by what, and where the results go; as for ``explain_dataset``."""
 
+    attribution: Any
+    examples: Any
+    writer: ResultWriter
+    target: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-def versions() -> dict[str, str]:
-    """The versions of what computes a result."""
-    return {"captum_pda": __version__, "captum": captum.__version__, "torch": torch.__version__}
-
-
-def _plain(value: Any) -> Any:
-    """A value that can be read in a file; anything larger by its hash."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    return fingerprint(value)
-
-
-def _split(item: Any) -> tuple[Tensor, Any]:
-    """The input and the target of an item."""
-    inputs, own_target = item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
-    if not isinstance(inputs, Tensor):
-        raise TypeError(
-            f"an item starts with {type(inputs).__name__} where a tensor (C, *space) was expected; "
-            "add a transform that makes one"
+    def run(self, ranks: Ranks, display: Display) -> DatasetSummary:
+        """Explain what is not done yet, shared by all ranks."""
+        description = describe(self.attribution, self.target, self.arguments)
+        with ranks.failing_together():
+            # The first rank writes the settings, and the others compare theirs.
+            if ranks.rank == 0:
+                self.writer.start(description.settings)
+        with ranks.failing_together():
+            if ranks.rank > 0:
+                self.writer.start(description.settings)
+        done = share_work(
+            len(self.examples), lambda number: self._explain(number, description), ranks, display
         )
-    if isinstance(own_target, Tensor):
-        own_target = own_target.tolist()
-    return inputs, own_target
+        outcomes = dict(sorted(done.returned.items()))
+        outdated = {number: one.change for number, one in outcomes.items() if one.change}
+        surprising = {number: one.change for number, one in outcomes.items() if one.is_surprising}
+        if surprising and ranks.rank == 0:
+            first, reason = next(iter(surprising.items()))
+            warn_user(
+                f"{len(surprising)} of {len(outcomes)} results that were there did not count and "
+                f"were explained anew; of example {first}, {reason}"
+            )
+        n_skipped = sum(one.is_skipped for one in outcomes.values())
+        return DatasetSummary(len(outcomes) - n_skipped, n_skipped, done.failed, outdated)
+
+    def _explain(self, number: int, description: Description) -> Outcome:
+        """Explain an example, unless a result of it is there that counts."""
+        example = Example.of(self.examples[number])
+        forward_func = getattr(self.attribution, "forward_func", None)
+        device = _device_of(forward_func) or example.inputs.device
+        example = replace(example, inputs=example.inputs.to(device))
+        target = example.target if self.target is None else self.target
+        extra = self.arguments.get("additional_forward_args")
+        record = record_of(example, described(target)[0], forward_func, extra)
+        outcome = Outcome()
+        if (stored := self.writer.stored(number)) is not None:
+            outcome = _compare(record, stored, description)
+        if not outcome.is_skipped:
+            batch = example.inputs.unsqueeze(0)
+            result = self.attribution.attribute(
+                batch, target=target, **self._arguments_for(number)
+            )
+            self.writer.write(number, result, record)
+        return outcome
+
+    def _arguments_for(self, number: int) -> dict[str, Any]:
+        """The arguments for an example, with draws of its own."""
+        generator = self.arguments.get("generator")
+        if not isinstance(generator, torch.Generator):
+            return dict(self.arguments)
+        seed = int(fingerprint(generator)[:15], 16)
+        return {**self.arguments, "generator": generator_for((seed, number), generator.device)}
 
 
-def _device_of(attribution: Any) -> torch.device | None:
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an example.
+
+    Args:
+        is_skipped: whether it was done before.
+        change: why a result that was there did not count, if one was.
+        is_surprising: whether that is for another reason than other data.
+    """
+
+    is_skipped: bool = False
+    change: str | None = None
+    is_surprising: bool = False
+
+
+def _compare(record: Record, stored: Record, description: Description) -> Outcome:
+    """Whether a stored result counts, and if not, why."""
+    if change := record.change_of_example(stored):
+        return Outcome(change=change)
+    change = record.change_of_model(stored)
+    if change is None and description.unknown:
+        change = (
+            f"nothing tells whether {description.unknown[0]} is the same; give its class a method "
+            "settings() that returns what results depend on"
+        )
+    return Outcome(change is None, change, change is not None)
+
+
+def _device_of(forward_func: Any) -> torch.device | None:
     """Where the model is, if it can be known."""
-    model = getattr(attribution, "forward_func", None)
-    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    first = next(forward_func.parameters(), None) if isinstance(forward_func, nn.Module) else None
     return None if first is None else first.device

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from captum_pda.datasets.records import Record
+from captum_pda.datasets.settings import as_json, changes
+from captum_pda.datasets.stored_files import settings_in, tensor_in
 from captum_pda.basics.files import write_whole
 
 SETTINGS_FILE = "settings.json"
@@ -25,9 +28,10 @@ class ResultFolder:
     """Keeps the attributions of each example in a file of its own, with the settings.
 
     ``000012.safetensors`` holds those of example 12 as "attributions" (or "attributions_0", ... for
-    a tuple of inputs), and as JSON in its header ("settings") what they were made with and for
-    which target ("own_target"). ``settings.json`` says the former of the whole folder. A result
-    that is there is whole, so a run that was stopped goes on where it was.
+    a tuple of inputs), the model's outputs for that example as "outputs", and as JSON in its header
+    ("settings") what they were made with and for which target ("own_target"). ``settings.json``
+    says the former of the whole folder. A result that is there is whole, so a run that was stopped
+    goes on where it was.
 
     Args:
         path: the folder, which may not exist yet.
@@ -48,36 +52,64 @@ class ResultFolder:
         self._settings = as_json(settings)
         keep_settings(self.path, self._settings)
 
-    def is_done(self, number: int) -> bool:
-        """Whether the result of an example is there."""
-        try:
-            with safe_open(self.place(number), framework="pt") as file:
-                found = json.loads((file.metadata() or {}).get("settings", "{}"))
-        except (OSError, SafetensorError, ValueError):
-            return False
-        return all(found.get(name) == value for name, value in self._settings.items())
+    def stored(self, number: int) -> Record | None:
+        """What the result of an example was made from; None where there is none of these
+        settings."""
+        found = settings_in(self.place(number))
+        return stored_record(self.place(number), found, self._settings)
 
-    def write(self, number: int, attributions: Tensor | tuple[Tensor, ...], target: Any) -> None:
+    def write(
+        self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record
+    ) -> None:
         """Keep the attributions of an example."""
+        place = self.place(number)
+        if os.path.lexists(place) and settings_in(place) is None:
+            raise FileExistsError(
+                f"{place} is there and holds no result of this library; choose another folder, or "
+                "remove it"
+            )
         tensors = (
             {f"attributions_{n}": tensor for n, tensor in enumerate(attributions)}
             if isinstance(attributions, tuple)
             else {"attributions": attributions}
         )
-        header = json.dumps({**self._settings, "number": number, "own_target": target})
+        if record.outputs is not None:
+            tensors["outputs"] = record.outputs
+        header = json.dumps({**self._settings, "number": number, **record_settings(record)})
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(self.place(number), to_safetensors(plain, metadata={"settings": header}))
+        write_whole(place, to_safetensors(plain, metadata={"settings": header}))
 
     def read(self, number: int) -> Tensor | tuple[Tensor, ...]:
         """The attributions of an example."""
         with safe_open(self.place(number), framework="pt") as file:
-            names = sorted(file.keys(), key=lambda name: (len(name), name))
+            names = [name for name in file.keys() if name.startswith("attributions")]  # noqa: SIM118
+            names.sort(key=lambda name: (len(name), name))
             tensors: list[Tensor] = [file.get_tensor(name) for name in names]
         return tensors[0] if names == ["attributions"] else tuple(tensors)
 
     def place(self, number: int) -> Path:
         """The file of an example."""
         return self.path / f"{number:06d}.safetensors"
+
+
+def record_settings(record: Record) -> dict[str, Any]:
+    """What a record adds to the settings of a result."""
+    return {
+        **record.source,
+        "input_sha256": record.input_sha256,
+        "own_target": record.target,
+    }
+
+
+def stored_record(
+    place: Path, found: Mapping[str, Any] | None, settings: Mapping[str, Any]
+) -> Record | None:
+    """The record in a file, if it was made with these settings."""
+    if found is None or any(found.get(name) != value for name, value in settings.items()):
+        return None
+    return Record(
+        str(found.get("input_sha256")), found.get("own_target"), tensor_in(place, "outputs")
+    )
 
 
 def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
@@ -87,11 +119,7 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
         return
-    changed = [
-        f"{name} was {_short(found.get(name))} and is now {_short(settings.get(name))}"
-        for name in dict.fromkeys([*settings, *found])
-        if found.get(name) != settings.get(name)
-    ]
+    changed = changes(found, settings)
     if changed:
         raise SettingsError(
             f"{folder} holds results of other settings: {'; '.join(changed)}. Choose another "
@@ -102,23 +130,9 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
 def read_settings(folder: Path) -> dict[str, Any] | None:
     """The settings of a folder; None where there are none yet."""
     path = folder / SETTINGS_FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{path} cannot be read ({error}); choose another folder") from error
-    if not isinstance(found, dict):
+    found = settings_in(path)
+    if found is None:
         raise SettingsError(f"{path} is no table of settings; choose another folder")
     return found
-
-
-def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from a file."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=repr))
-    return plain
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:16]}..."

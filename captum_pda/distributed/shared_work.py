@@ -6,6 +6,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -17,14 +18,37 @@ from captum_pda.distributed.ranks import OtherRankError, Ranks
 LOOK_EVERY = 0.2
 
 
+@dataclass(frozen=True)
+class Display:
+    """What is seen of work while it goes on.
+
+    Args:
+        title: of the one progress bar for all ranks, which the first shows; None shows none.
+        unit: what the bar counts.
+        tracebacks: whether to print where a task failed.
+    """
+
+    title: str | None = None
+    unit: str = "example"
+    tracebacks: bool = False
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """What became of tasks on all ranks, by their numbers.
+
+    Args:
+        returned: what was returned for each task that was finished.
+        failed: why the others were not, in one line each.
+    """
+
+    returned: dict[int, Any]
+    failed: dict[int, str]
+
+
 def share_work(
-    n_tasks: int,
-    work: Callable[[int], object],
-    ranks: Ranks,
-    title: str | None = None,
-    unit: str = "example",
-    show_traceback: bool = False,
-) -> dict[int, str]:
+    n_tasks: int, work: Callable[[int], Any], ranks: Ranks, display: Display
+) -> WorkDone:
     """Call ``work(0)`` to ``work(n_tasks - 1)``, each once and on one rank.
 
     A task that fails does not stop the others. All ranks return together.
@@ -33,24 +57,22 @@ def share_work(
         n_tasks: how many tasks there are; the same on all ranks.
         work: does one of them.
         ranks: the processes that share them.
-        title: of the one progress bar for all ranks, which the first shows; None shows none.
-        unit: what the bar counts.
-        show_traceback: whether to print where a task failed.
+        display: what is seen of it.
 
     Returns:
-        The tasks that failed on any rank, with the reason in one line.
+        What was returned, and what failed, on any rank; the same on all of them.
     """
     counter = _Counter(ranks)
-    failed: dict[int, str] = {}
-    silent = title is None or ranks.rank > 0
-    with tqdm(total=n_tasks, desc=title, unit=unit, disable=silent) as bar:
+    done = WorkDone({}, {})
+    silent = display.title is None or ranks.rank > 0
+    with tqdm(total=n_tasks, desc=display.title, unit=display.unit, disable=silent) as bar:
         try:
             while (number := counter.take()) < n_tasks:
                 try:
-                    work(number)
+                    done.returned[number] = work(number)
                 except Exception as error:
-                    failed[number] = " ".join(str(error).split()) or type(error).__name__
-                    if show_traceback:
+                    done.failed[number] = in_one_line(error)
+                    if display.tracebacks:
                         traceback.print_exception(error)
                 counter.finish()
                 bar.update(counter.finished() - bar.n)
@@ -64,11 +86,18 @@ def share_work(
             bar.update(finished - bar.n)
             time.sleep(LOOK_EVERY)
         bar.update(n_tasks - bar.n)
-    return {
-        number: reason
-        for part in ranks.gather_objects(failed)
-        for number, reason in sorted(part.items())
-    }
+    together = ranks.gather_objects(done)
+    return WorkDone(
+        {number: part.returned[number] for part in together for number in part.returned},
+        dict(sorted(item for part in together for item in part.failed.items())),
+    )
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's message without line breaks; with its kind, where the message alone says little."""
+    message, kind = " ".join(str(error).split()), type(error).__name__
+    says_little = isinstance(error, LookupError | AttributeError | AssertionError | ArithmeticError)
+    return f"{kind}: {message}" if message and says_little else message or kind
 
 
 class _Counter:

@@ -7,7 +7,7 @@ from captum_pda.engines.engine_protocol import Engine, PreparedEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
 from captum_pda.engines.incremental.no_rule import IncrementalError
 from captum_pda.engines.report import Audit, EngineReport
-from captum_pda.engines.select import ENGINES, engine_for
+from captum_pda.engines.select import ENGINES, engine_for, engine_settings
 
 __all__ = [
     "ENGINES",
@@ -21,4 +21,5 @@ __all__ = [
     "IncrementalError",
     "PreparedEngine",
     "engine_for",
+    "engine_settings",
 ]

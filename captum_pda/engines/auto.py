@@ -40,6 +40,10 @@ class AutoEngine:
         self.report: EngineReport | None = None
         self.choices: dict[Any, EngineReport] = {}
 
+    def settings(self) -> dict[str, object]:
+        """What describes this engine, as plain values."""
+        return {"kind": "AutoEngine"}
+
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedAuto:
         return PreparedAuto(self, forward, example, batch_size)
 

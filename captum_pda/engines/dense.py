@@ -19,6 +19,10 @@ class DenseEngine:
 
     report = EngineReport("dense", "as asked")
 
+    def settings(self) -> dict[str, object]:
+        """What describes this engine, as plain values."""
+        return {"kind": "DenseEngine"}
+
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedDense:
         return PreparedDense(forward, example, batch_size)
 

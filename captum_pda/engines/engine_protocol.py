@@ -43,7 +43,11 @@ class PreparedEngine(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """A way to run a model on an example with each window replaced."""
+    """A way to run a model on an example with each window replaced.
+
+    It may have a method ``settings()``: what results depend on, as a table of plain values. Without
+    one, folders of results know it by a hash of its attributes.
+    """
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedEngine:
         """Look at the model and the unperturbed example, (1, C, *space), once."""

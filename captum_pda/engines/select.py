@@ -6,6 +6,7 @@ from captum_pda.engines.auto import AutoEngine
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Engine
 from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.prediction.inputs import check_choice
 
 ENGINES = ("auto", "dense", "incremental")
@@ -19,3 +20,11 @@ def engine_for(engine: str | Engine) -> Engine:
     if engine == "auto":
         return AutoEngine()
     return IncrementalEngine() if engine == "incremental" else DenseEngine()
+
+
+def engine_settings(engine: Engine) -> dict[str, object]:
+    """What describes an engine, as plain values; one of your own without ``settings()`` is known by
+    its class and a hash of its attributes."""
+    if callable(getattr(engine, "settings", None)):
+        return dict(engine.settings())  # type: ignore[attr-defined]
+    return {"kind": type(engine).__qualname__, "sha256": fingerprint(engine)}

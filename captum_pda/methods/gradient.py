@@ -31,6 +31,7 @@ from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.prediction.targets import target_columns
 from captum_pda.priors import PatchPrior
+from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.arguments import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.scales import Scales
@@ -77,6 +78,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Gradient PDA"."""
         return readable_name(cls.__name__)
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {
+            "prior": prior_settings(self.prior),
+            "output": self.output,
+            "measure": self.measure.settings(),
+        }
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(

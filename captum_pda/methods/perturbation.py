@@ -13,7 +13,7 @@ from captum_pda._captum import PerturbationAttribution, readable_name
 from captum_pda.basics import device_sync
 from captum_pda.basics.errors import NonFiniteOutputError, attach_result
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.engines import Engine, EngineReport, engine_for
+from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
 from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Reading
@@ -34,6 +34,7 @@ from captum_pda.prediction.measures import Measure, measure_for
 from captum_pda.prediction.model_call import ModelCall, evaluation_mode
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
+from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
@@ -110,6 +111,15 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
         return readable_name(cls.__name__)
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {
+            "prior": prior_settings(self.prior),
+            "engine": engine_settings(self.engine),
+            "output": self.output,
+            "measure": self.measure.settings(),
+        }
 
     @property
     def engine_report(self) -> EngineReport | None:

@@ -122,6 +122,10 @@ class SampledPDA(PerturbationPDA):
         )
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
+    def settings(self) -> dict[str, object]:
+        """As for EfficientPDA, with the seed that draws follow without a generator."""
+        return {**super().settings(), "seed": torch.initial_seed()}
+
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
         generator = sampling.generator(windows, example.device)
         return cast(Tensor, prior.sample(example, windows, sampling.n_samples, generator))

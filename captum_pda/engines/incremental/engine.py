@@ -47,6 +47,10 @@ class IncrementalEngine:
             return None
         return EngineReport("incremental", "as asked", goes_dense=dict(self._went_dense))
 
+    def settings(self) -> dict[str, object]:
+        """What describes this engine, as plain values."""
+        return {"kind": "IncrementalEngine", "receptive_field": self.receptive_field}
+
     def prepare(
         self, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> PreparedIncremental:
