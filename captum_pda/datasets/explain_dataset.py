@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from captum_pda.datasets.records import Example, Record, record_of
-from captum_pda.datasets.settings import Description, describe, described
 from captum_pda.basics.device_sync import generator_for
-from captum_pda.distributed.ranks import Ranks
-from captum_pda.distributed.shared_work import Display, share_work
 from captum_pda.basics.errors import warn_user
 from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.datasets.records import Example, Record, record_of
+from captum_pda.datasets.settings import Description, describe, described
+from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed.shared_work import Display, share_work
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -162,9 +162,7 @@ class Job:
             outcome = _compare(record, stored, description)
         if not outcome.is_skipped:
             batch = example.inputs.unsqueeze(0)
-            result = self.attribution.attribute(
-                batch, target=target, **self._arguments_for(number)
-            )
+            result = self.attribution.attribute(batch, target=target, **self._arguments_for(number))
             self.writer.write(number, result, record)
         return outcome
 

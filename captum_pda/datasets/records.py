@@ -1,4 +1,4 @@
-"""What a stored result is known by: its input, its target, and what the model said of that input."""
+"""What a stored result is known by: its input, its target, and what the model said of it."""
 
 from __future__ import annotations
 

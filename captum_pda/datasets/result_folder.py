@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from captum_pda.basics.files import write_whole
 from captum_pda.datasets.records import Record
 from captum_pda.datasets.settings import as_json, changes
 from captum_pda.datasets.stored_files import settings_in, tensor_in
-from captum_pda.basics.files import write_whole
 
 SETTINGS_FILE = "settings.json"
 
@@ -58,15 +58,13 @@ class ResultFolder:
         found = settings_in(self.place(number))
         return stored_record(self.place(number), found, self._settings)
 
-    def write(
-        self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record
-    ) -> None:
+    def write(self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record) -> None:
         """Keep the attributions of an example."""
         place = self.place(number)
         if os.path.lexists(place) and settings_in(place) is None:
             raise FileExistsError(
-                f"{place} is there and holds no result of this library; choose another folder, or "
-                "remove it"
+                f"{place} is no whole result of this library, and is left as it is; remove it, or "
+                "choose another folder"
             )
         tensors = (
             {f"attributions_{n}": tensor for n, tensor in enumerate(attributions)}

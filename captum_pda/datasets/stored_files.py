@@ -101,12 +101,12 @@ def _npz_entry(path: Path, name: str, most_bytes: int) -> npt.NDArray[Any]:
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as entry:
         content = _bounded(entry, most_bytes)
     file = io.BytesIO(content)
-    if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+    if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("of another version")
     header: tuple[tuple[int, ...], bool, np.dtype[Any]]
-    header = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+    header = np.lib.format.read_array_header_1_0(file)
     shape, by_columns, dtype = header
-    if dtype.hasobject or by_columns and len(shape) > 1:
+    if dtype.hasobject or (by_columns and len(shape) > 1):
         raise ValueError("not an array that this library writes")
     return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
 

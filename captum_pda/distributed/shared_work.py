@@ -94,7 +94,7 @@ def share_work(
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's message without line breaks; with its kind, where the message alone says little."""
+    """An error's message without line breaks, and its kind where that alone says little."""
     message, kind = " ".join(str(error).split()), type(error).__name__
     says_little = isinstance(error, LookupError | AttributeError | AssertionError | ArithmeticError)
     return f"{kind}: {message}" if message and says_little else message or kind

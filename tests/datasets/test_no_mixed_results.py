@@ -1,0 +1,321 @@
+"""A stored result counts only for the same input, target, settings and model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captum.attr import IntegratedGradients, NoiseTunnel, Saliency
+from conftest import make_classifier, make_images
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from captum_pda import (
+    ConstantPrior,
+    DatasetSummary,
+    DenseEngine,
+    EfficientPDA,
+    IncrementalEngine,
+    ResultFolder,
+    SampledPDA,
+    SettingsError,
+    explain_dataset,
+)
+
+N = 3
+IMAGES = make_images(N, 3, 6, 7)
+
+
+def explain(
+    folder: Path, attribution: Any, data: Any = None, target: Any = 1, **arguments: Any
+) -> DatasetSummary:
+    data = list(IMAGES) if data is None else data
+    return explain_dataset(attribution, data, ResultFolder(folder), target=target, **arguments)
+
+
+def efficient(forward: Callable[[Tensor], Tensor] | None = None, **options: Any) -> EfficientPDA:
+    return EfficientPDA(forward or make_classifier(), **{"engine": "dense", **options})
+
+
+def counts(summary: DatasetSummary) -> tuple[int, int]:
+    return summary.explained, summary.done_before
+
+
+def maps(folder: Path) -> Tensor:
+    return torch.cat([ResultFolder(folder).read(number) for number in range(N)])
+
+
+class Scaled(nn.Module):
+    """A classifier with a temperature that is no weight."""
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.inner, self.temperature = make_classifier(), temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) / self.temperature
+
+
+def dilated(dilation: int) -> nn.Module:
+    model = make_classifier()
+    model[0].dilation = (dilation, dilation)
+    model[0].padding = (dilation, dilation)
+    return model
+
+
+def called_through(way: str, seed: int) -> Callable[..., Tensor]:
+    model = make_classifier(seed=seed)
+    if way == "lambda":
+        return lambda x: model(x)
+    if way == "forward":
+        return model.forward
+    return functools.partial(torch.nn.Sequential.__call__, model)
+
+
+# What the model is cannot always be seen, and then shows in what it says.
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (lambda: called_through("lambda", 0), lambda: called_through("lambda", 1)),
+        (lambda: called_through("partial", 0), lambda: called_through("partial", 1)),
+        (lambda: Scaled(1.0).eval(), lambda: Scaled(1.01).eval()),
+        (lambda: dilated(1), lambda: dilated(2)),
+    ],
+    ids=["lambda", "partial", "temperature", "dilation"],
+)
+def test_another_model_that_looks_the_same_is_explained_anew(tmp_path, before, after):
+    explain(tmp_path, efficient(before()))
+    assert counts(explain(tmp_path, efficient(before()))) == (0, N)
+    with pytest.warns(UserWarning, match="3 of 3 results .* explained anew; .*outputs differ"):
+        summary = explain(tmp_path, efficient(after()))
+    assert counts(summary) == (N, 0)
+    assert list(summary.outdated) == list(range(N))
+    expected = efficient(after()).attribute(IMAGES, target=1)
+    torch.testing.assert_close(maps(tmp_path), expected)
+    assert counts(explain(tmp_path, efficient(after()))) == (0, N)
+
+
+def test_other_weights_of_a_bound_method_are_refused(tmp_path):
+    explain(tmp_path, efficient(called_through("forward", 0)))
+    assert counts(explain(tmp_path, efficient(called_through("forward", 0)))) == (0, N)
+    with pytest.raises(SettingsError, match="weights_sha256 was"):
+        explain(tmp_path, efficient(called_through("forward", 1)))
+
+
+def test_rounding_does_not_make_another_model(tmp_path):
+    model = make_classifier()
+    explain(tmp_path, efficient(lambda x: model(x)))
+    assert counts(explain(tmp_path, efficient(lambda x: model(x) * (1 + 1e-15)))) == (0, N)
+
+
+def test_a_model_with_noise_is_compared_under_the_same_noise(tmp_path):
+    model = make_classifier()
+
+    def noisy(x: Tensor) -> Tensor:
+        return model(x) + 0.1 * torch.randn(len(x), 4, dtype=x.dtype)
+
+    explain(tmp_path, efficient(noisy))
+    assert counts(explain(tmp_path, efficient(noisy))) == (0, N)
+
+
+def test_the_random_state_is_left_as_it_was(tmp_path):
+    model = make_classifier()
+    noisy = efficient(lambda x: model(x) + 1e-20 * torch.rand(len(x), 1, dtype=x.dtype))
+    explain(tmp_path, noisy)
+    state = torch.random.get_rng_state()
+    assert counts(explain(tmp_path, noisy)) == (0, N)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_model_whose_noise_nobody_can_repeat_is_explained_anew(tmp_path):
+    model = make_classifier()
+    calls = []
+
+    def drifting(x: Tensor) -> Tensor:
+        calls.append(1)
+        return model(x) * (1 + 0.01 * len(calls))
+
+    explain(tmp_path, efficient(drifting))
+    with pytest.warns(UserWarning, match="outputs differ from those stored"):
+        assert counts(explain(tmp_path, efficient(drifting))) == (N, 0)
+
+
+# The examples
+
+
+def test_reversed_data_are_explained_anew(tmp_path):
+    explain(tmp_path, efficient())
+    summary = explain(tmp_path, efficient(), list(IMAGES.flip(0)))
+    assert counts(summary) == (N - 1, 1)  # the middle one is where it was
+    assert summary.outdated == dict.fromkeys((0, 2), "the input is another one")
+    torch.testing.assert_close(maps(tmp_path), efficient().attribute(IMAGES.flip(0), target=1))
+
+
+def test_other_targets_of_the_items_are_explained_anew(tmp_path):
+    explain(tmp_path, efficient(), [(image, 0) for image in IMAGES], target=None)
+    changed = [(image, int(number == 1)) for number, image in enumerate(IMAGES)]
+    summary = explain(tmp_path, efficient(), changed, target=None)
+    assert counts(summary) == (1, N - 1)
+    assert summary.outdated == {1: "the target was 0 and is now 1"}
+
+
+def test_long_targets_are_compared_as_a_whole(tmp_path):
+    explain(tmp_path, efficient(), target=torch.tensor([1]))
+    with pytest.raises(SettingsError, match="target"):
+        explain(tmp_path, efficient(), target=torch.tensor([2]))
+
+
+# The settings
+
+
+class Callable_:
+    """A prior that can be called, as a distribution of Pyro's can."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self) -> float:
+        return self.value
+
+    def conditional_mean(self, example: Tensor, regions: Any) -> Tensor:
+        return ConstantPrior(self.value).conditional_mean(example, regions)
+
+
+class Slotted:
+    """A prior without a table of attributes."""
+
+    __slots__ = ("__value", "unset")
+
+    def __init__(self, value: float) -> None:
+        self.__value = value
+
+    def conditional_mean(self, example: Tensor, regions: Any) -> Tensor:
+        return ConstantPrior(self.__value).conditional_mean(example, regions)
+
+
+class ModulePrior(nn.Module):
+    """A prior with weights, and a number beside them."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def conditional_mean(self, example: Tensor, regions: Any) -> Tensor:
+        return ConstantPrior(self.value).conditional_mean(example, regions)
+
+
+class OwnEngine(DenseEngine):
+    settings = None
+
+    def __init__(self, option: int) -> None:
+        self.option = option
+
+
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [
+        (lambda v: efficient(prior=Callable_(v)), "prior.sha256 was"),
+        (lambda v: efficient(prior=Slotted(v)), "prior.sha256 was"),
+        (lambda v: efficient(prior=ModulePrior(v)), "prior.sha256 was"),
+        (lambda v: efficient(prior=ConstantPrior(v)), "prior.value was 0.5 and is now 1.0"),
+        (
+            lambda v: efficient(engine=IncrementalEngine(receptive_field=v)),
+            "engine.receptive_field was 0.5 and is now 1.0",
+        ),
+        (lambda v: efficient(engine=OwnEngine(int(2 * v))), "engine.sha256 was"),
+        (
+            lambda v: efficient(
+                output="logits" if v < 1 else "raw",
+            ),
+            "output was",
+        ),
+        (
+            lambda v: NoiseTunnel(Saliency(make_classifier()) if v < 1 else efficient()),
+            "attribution_method",
+        ),
+        (
+            lambda v: IntegratedGradients(make_classifier(), multiply_by_inputs=v < 1),
+            "multiply_by_inputs was true and is now false",
+        ),
+    ],
+    ids=[
+        "prior that can be called",
+        "prior with slots",
+        "prior that is a module",
+        "constant",
+        "receptive field",
+        "own engine",
+        "output",
+        "inner method",
+        "option of Captum's",
+    ],
+)
+def test_other_settings_are_refused_and_the_same_are_not(tmp_path, make, changed):
+    explain(tmp_path, make(0.5))
+    assert counts(explain(tmp_path, make(0.5))) == (0, N)
+    with pytest.raises(SettingsError, match=changed):
+        explain(tmp_path, make(1.0))
+
+
+def test_a_seed_is_a_setting_of_samples_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "initial_seed", lambda: 5)
+    sampled = SampledPDA(make_classifier(), engine="dense")
+    explain(tmp_path / "sampled", sampled, n_samples=2)
+    explain(tmp_path / "efficient", efficient())
+    monkeypatch.setattr(torch, "initial_seed", lambda: 6)
+    with pytest.raises(SettingsError, match="seed was 5 and is now 6"):
+        explain(tmp_path / "sampled", sampled, n_samples=2)
+    assert counts(explain(tmp_path / "efficient", efficient())) == (0, N)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_generator_draws_the_same_for_an_example_whenever_it_is_explained(tmp_path, monkeypatch):
+    sampled = SampledPDA(make_classifier(), engine="dense")
+    given = generator(1)
+    explain(tmp_path / "a", sampled, n_samples=2, generator=given)
+    monkeypatch.setattr(torch, "initial_seed", lambda: 6)
+    assert counts(explain(tmp_path / "a", sampled, n_samples=2, generator=given)) == (0, N)
+    assert counts(explain(tmp_path / "a", sampled, n_samples=2, generator=generator(1))) == (0, N)
+    with pytest.raises(SettingsError, match="arguments.generator"):
+        explain(tmp_path / "a", sampled, n_samples=2, generator=generator(2))
+    before = maps(tmp_path / "a")
+    assert not torch.equal(before[0], before[1])
+    ResultFolder(tmp_path / "a").place(1).unlink()
+    assert counts(explain(tmp_path / "a", sampled, n_samples=2, generator=given)) == (1, N - 1)
+    torch.testing.assert_close(maps(tmp_path / "a"), before, rtol=0, atol=0)
+
+
+def test_what_nobody_can_describe_is_explained_anew(tmp_path):
+    """An object of which Python shows neither attributes nor slots: here, an iterator."""
+    prior = Callable_(0.5)
+    prior.value = 0.5
+    prior.hidden = iter([1])
+    explain(tmp_path, efficient(prior=prior))
+    with pytest.warns(UserWarning, match=r"list_iterator is the same; give .* settings\(\)"):
+        assert counts(explain(tmp_path, efficient(prior=prior))) == (N, 0)
+
+
+# The files
+
+
+def test_outputs_are_stored_with_the_result(tmp_path):
+    explain(tmp_path, efficient())
+    with safe_open(tmp_path / "000001.safetensors", framework="pt") as file:
+        torch.testing.assert_close(file.get_tensor("outputs"), make_classifier()(IMAGES)[1])
+
+
+def test_a_foreign_file_is_left_alone(tmp_path):
+    (tmp_path / "000001.safetensors").write_bytes(b"mine")
+    summary = explain(tmp_path, efficient())
+    assert counts(summary) == (N - 1, 0)
+    assert "is no whole result of this library" in summary.failed[1]
+    assert (tmp_path / "000001.safetensors").read_bytes() == b"mine"
