@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from captum_pda.cli.models import DEFAULT_MODEL
+from captum_pda.cli.torchvision_models import DEFAULT_MODEL
 from captum_pda.cli.usage_errors import UsageError
 
 
@@ -51,7 +51,18 @@ def add_model_name(group: argparse._ActionsContainer) -> None:
         default=DEFAULT_MODEL,
         metavar="NAME",
         help="a classifier of torchvision, such as resnet50 or vit_b_16, with its own weights and "
-        "transforms; or %(default)s (default), whose weights come by pip",
+        "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
+        "your own; or %(default)s (default), whose weights come by pip",
+    )
+
+
+def add_overwrite(group: argparse._ActionsContainer) -> None:
+    """The option that lets a command replace files that it did not write."""
+    group.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace files of these names even if captum-pda did not write them; never one that "
+        "it reads",
     )
 
 

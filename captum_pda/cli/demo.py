@@ -10,12 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from captum_pda.cli.arguments import positive
+from captum_pda.cli.arguments import add_overwrite, positive
 from captum_pda.cli.captum_methods import captum_maps
-from captum_pda.cli.explanation import Answer, Explanation, Question, explain_image
-from captum_pda.cli.models import Classifier, load_classifier
-from captum_pda.cli.results import make_folder, write_figure
-from captum_pda.cli.usage_errors import optional_module
+from captum_pda.cli.classifier import Classifier
+from captum_pda.cli.explanation import Answer, Explanation, PhotoExplainer
+from captum_pda.cli.marks import PICTURES
+from captum_pda.cli.models import load_classifier
+from captum_pda.cli.places import check_free
+from captum_pda.cli.question import Question
+from captum_pda.cli.results import write_figure
+from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.visualization import visualize_evidence
 from captum_pda.visualization.arrays import picture
@@ -51,13 +55,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help=f"the step between windows of {WINDOW} pixels; larger ones are quicker (default: "
         "%(default)s)",
     )
+    add_overwrite(parser)
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
     """Explain, tell, and draw."""
     say = (lambda *_: None) if options.quiet else print
-    make_folder(options.output.parent)
+    if options.output.suffix.lower() not in PICTURES:
+        raise UsageError(f"--output {options.output} must end in .png or .jpg")
+    check_free([options.output], [], options.overwrite)
     photo = Image.fromarray(optional_module("skimage.data").chelsea())
     classifier = load_classifier()
     image = classifier.preprocessing(photo)
@@ -67,15 +74,14 @@ def run(options: argparse.Namespace) -> int:
         ("sampled", min(2 * options.stride, WINDOW)),
         ("gradient", options.stride),
     ):
-        question = Question(method, WINDOW, stride, SAMPLES)
-        explanations[method] = explain_image(
-            classifier, image, question, show_progress=not options.quiet
-        )
+        question = Question(method, (WINDOW,), stride, n_samples=SAMPLES)
+        explainer = PhotoExplainer(classifier, question, show_progress=not options.quiet)
+        explanations[method] = explainer.attribute(image)
     efficient = explanations["efficient"]
     say(f"{classifier.name} sees: {top_classes(efficient.probabilities, classifier.labels)}")
     for line in answer_lines(efficient.answers[0], tuple(image.shape[2:])):
         say(line)
-    write_figure(options.output, draw(classifier, explanations))
+    write_figure(options.output, draw(classifier, explanations), options.overwrite)
     say(f"Written: {options.output}")
     return 0
 

@@ -9,46 +9,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda.cli.labels import find_class
-from captum_pda.cli.models import Classifier
-from captum_pda.cli.usage_errors import UsageError
+from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.cli.classifier import Classifier
+from captum_pda.cli.question import Question
 from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.arguments import make_grids
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.priors.per_example import prior_settings
+from captum_pda.regions.protocol import Regions
 
-METHODS = ("efficient", "sampled", "gradient")
-
-
-@dataclass(frozen=True)
-class Question:
-    """What to ask of a photo.
-
-    Args:
-        method: "efficient", "sampled" or "gradient".
-        window, stride: in pixels of the model's input.
-        n_samples, seed: for "sampled"; the same seed draws the same samples.
-        targets: classes by number or name; without any, the ``n_top`` classes with the highest
-            probability.
-        contrast: two classes to tell apart.
-        n_windows: how many of the strongest windows to list.
-        engine: "auto", "dense" or "incremental"; for "efficient" and "sampled".
-    """
-
-    method: str = "efficient"
-    window: int = 10
-    stride: int = 5
-    n_samples: int = 10
-    seed: int = 0
-    targets: tuple[str, ...] = ()
-    n_top: int = 1
-    contrast: tuple[str, str] | None = None
-    n_windows: int = 3
-    engine: str = "auto"
+#: How pictures and words call the methods.
+METHOD_NAMES = {"efficient": "EfficientPDA", "sampled": "SampledPDA", "gradient": "GradientPDA"}
 
 
 @dataclass(frozen=True)
@@ -62,151 +36,138 @@ class Answer:
     speak_against: tuple[StrongWindow, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
-    """All answers about one photo, with the input (1, C, H, W) and every class's probability."""
+    """All answers about one photo.
+
+    Args:
+        image: the model's input, (1, C, H, W).
+        probabilities: of every class.
+        answers: a map for each class that was asked about.
+        method: which method and sizes, in a few words.
+        evidence: what every window says about every class; None for "gradient".
+    """
 
     image: Tensor
     probabilities: Tensor
     answers: tuple[Answer, ...]
+    method: str
+    evidence: WindowEvidence | None = None
 
 
-def explain_image(
-    classifier: Classifier,
-    image: Tensor,
-    question: Question,
-    prior: PatchPrior | None = None,
-    show_progress: bool = False,
-) -> Explanation:
-    """Explain a model's input; all answers come from one set of forward passes."""
-    check_window(question, image)
-    with torch.no_grad():
-        probabilities = classifier.model(image).softmax(dim=1)[0]
-    classes, pair = choose_classes(question, classifier.labels, probabilities)
-    if question.method == "gradient":
-        answers = _by_gradient(classifier, image, question, prior, classes, pair)
-    else:
-        evidence = gather_evidence(classifier, image, question, prior, show_progress)
-        answers = _from_evidence(classifier, evidence, question, classes, pair)
-    return Explanation(image, probabilities, tuple(answers))
+@dataclass(frozen=True, eq=False)
+class PhotoExplainer:
+    """Answers one question about photos; asked as Captum's attributions are, by ``attribute``.
 
+    Args:
+        classifier: the model, with the names of its classes.
+        question: what is asked.
+        prior: what to expect in a window; None fits one to each photo.
+        show_progress: whether each photo has a progress bar of its own.
+    """
 
-def choose_classes(
-    question: Question, labels: Sequence[str], probabilities: Tensor
-) -> tuple[list[int], tuple[int, int] | None]:
-    """The classes to explain, and the two to tell apart."""
-    pair = None
-    if question.contrast:
-        first, second = (find_class(name, labels, "--contrast") for name in question.contrast)
-        if first == second:
-            raise UsageError(f"--contrast needs two classes, and both are {labels[first]}")
-        pair = first, second
-    if question.targets:
-        named = [find_class(name, labels) for name in question.targets]
-        return list(dict.fromkeys(named)), pair
-    return probabilities.topk(min(question.n_top, len(labels))).indices.tolist(), pair
+    classifier: Classifier
+    question: Question
+    prior: PatchPrior | None = None
+    show_progress: bool = False
 
+    @property
+    def forward_func(self) -> torch.nn.Module:
+        """The model."""
+        return self.classifier.model
 
-def check_window(question: Question, image: Tensor) -> None:
-    """Refuse windows that do not fit, in the command's own words."""
-    smallest = min(image.shape[2:])
-    if question.window > smallest:
-        raise UsageError(
-            f"--window {question.window} is larger than the model's input of {smallest} pixels; "
-            "use a smaller one"
-        )
-    if question.stride > question.window:
-        raise UsageError(
-            f"--stride {question.stride} steps over pixels that a window of {question.window} does "
-            f"not reach; use at most {question.window}"
-        )
+    def settings(self) -> dict[str, Any]:
+        """What the answers depend on beside the weights, as plain values."""
+        return {
+            "model": self.classifier.name,
+            "labels_sha256": fingerprint(self.classifier.labels),
+            "prior": prior_settings(self.prior),
+            **self.question.settings(),
+        }
 
+    def attribute(self, image: Tensor, target: None = None) -> Explanation:
+        """Explain a model's input; all answers come from one set of forward passes."""
+        del target  # the question names the classes
+        with torch.no_grad():
+            probabilities = self.classifier.model(image).softmax(dim=1)[0]
+        classes, pair = self._classes(probabilities)
+        asked: list[tuple[int, ...]] = [(number,) for number in classes]
+        if pair:
+            asked.append(pair)
+        regions = self.question.regions(image)
+        name = f"{METHOD_NAMES[self.question.method]}, {sizes_in_words(regions)}"
+        if self.question.context != "full":
+            name += f", context {self.question.context}"
+        if self.question.method == "gradient":
+            answers = [self._by_gradient(image, chosen, regions) for chosen in asked]
+            return Explanation(image, probabilities, tuple(answers), name)
+        evidence = self.evidence(image)
+        answers = [self._from_evidence(evidence, chosen) for chosen in asked]
+        return Explanation(image, probabilities, tuple(answers), name, evidence)
 
-def gather_evidence(
-    classifier: Classifier,
-    image: Tensor,
-    question: Question,
-    prior: PatchPrior | None = None,
-    show_progress: bool = False,
-) -> WindowEvidence:
-    """The evidence of every window for every class."""
-    method = SampledPDA if question.method == "sampled" else EfficientPDA
-    settings: dict[str, Any] = {
-        "sliding_window_shapes": question.window,
-        "strides": question.stride,
-        "show_progress": show_progress,
-    }
-    if question.method == "sampled":
-        settings["n_samples"] = question.n_samples
-        settings["generator"] = torch.Generator().manual_seed(question.seed)
-    pda = method(classifier.model, prior=prior, engine=question.engine)
-    return pda.evidence(image, **settings)
+    def evidence(self, image: Tensor) -> WindowEvidence:
+        """The evidence of every window for every class."""
+        arguments = {
+            **self.question.region_arguments,
+            "context": self.question.context,
+            "show_progress": self.show_progress,
+        }
+        if self.question.method == "sampled":
+            arguments["n_samples"] = self.question.n_samples
+            arguments["generator"] = torch.Generator().manual_seed(self.question.seed)
+        found: WindowEvidence = self._method().evidence(image, **arguments)
+        return found
 
+    def _method(self, measure: str = "weight_of_evidence") -> Any:
+        model = self.classifier.model
+        if self.question.method == "gradient":
+            return GradientPDA(model, prior=self.prior, measure=measure)
+        kind = SampledPDA if self.question.method == "sampled" else EfficientPDA
+        return kind(model, prior=self.prior, engine=self.question.engine)
 
-def _from_evidence(
-    classifier: Classifier,
-    evidence: WindowEvidence,
-    question: Question,
-    classes: Sequence[int],
-    pair: tuple[int, int] | None,
-) -> list[Answer]:
-    answers = []
-    for number in classes:
-        bits = cast(Tensor, evidence.attribution(number))[0, 0]
-        strongest = strongest_windows(evidence, number, question.n_windows)
-        answers.append(_answer(classifier, (number,), bits, strongest))
-    if pair:
-        bits = cast(Tensor, evidence.contrast(*pair))[0, 0]
-        strongest = strongest_windows(evidence, pair[0], question.n_windows, pair[1])
-        answers.append(_answer(classifier, pair, bits, strongest))
-    return answers
+    def _classes(self, probabilities: Tensor) -> tuple[list[int], tuple[int, int] | None]:
+        """The classes to explain, and the two to tell apart."""
+        named, pair = self.question.named_classes(self.classifier.labels)
+        if named is not None:
+            return named, pair
+        n_top = min(self.question.n_top, len(probabilities))
+        return probabilities.topk(n_top).indices.tolist(), pair
 
+    def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
+        strongest = strongest_windows(evidence, classes[0], self.question.n_windows, *classes[1:])
+        whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
+        return self._answer(classes, cast(Tensor, whole)[0, 0], strongest)
 
-def _by_gradient(
-    classifier: Classifier,
-    image: Tensor,
-    question: Question,
-    prior: PatchPrior | None,
-    classes: Sequence[int],
-    pair: tuple[int, int] | None,
-) -> list[Answer]:
-    """A backward pass for each class; there are no forward passes to share."""
-    (grid,) = make_grids((image,), question.window, question.stride)
-
-    def bits_of(number: int, measure: str = "weight_of_evidence") -> Tensor:
-        method = GradientPDA(classifier.model, prior=prior, measure=measure)
-        attribution: Tensor = method.attribute(
-            image,
-            target=number,
-            sliding_window_shapes=question.window,
-            strides=question.stride,
-        )
-        return attribution[0, 0]
-
-    maps: dict[tuple[int, ...], Tensor] = {(number,): bits_of(number) for number in classes}
-    if pair:
+    def _by_gradient(
+        self, image: Tensor, classes: tuple[int, ...], regions: Sequence[Regions]
+    ) -> Answer:
+        """A backward pass for each class; there are no forward passes to share."""
         # log2 P(first)/P(second) is a difference, and so is its gradient.
-        first, second = (bits_of(number, "information_difference") for number in pair)
-        maps[pair] = first - second
-    return [
-        _answer(classifier, chosen, bits, _on_map(bits, grid, question.n_windows))
-        for chosen, bits in maps.items()
-    ]
+        measure = "information_difference" if len(classes) > 1 else "weight_of_evidence"
+        method = self._method(measure)
+        first, *others = (
+            method.attribute(image, target=number, **self.question.region_arguments)[0, 0]
+            for number in classes
+        )
+        bits: Tensor = first - others[0] if others else first
+        sizes = []
+        for one in regions:
+            (boxes,) = one.boxes(0)
+            values = bits.flatten()[boxes.pixels(bits.device)].mean(dim=1)
+            sizes.append(((boxes,), values))
+        return self._answer(classes, bits, pick_strongest(sizes, self.question.n_windows))
+
+    def _answer(
+        self,
+        classes: tuple[int, ...],
+        bits: Tensor,
+        strongest: tuple[list[StrongWindow], list[StrongWindow]],
+    ) -> Answer:
+        name = " rather than ".join(self.classifier.labels[number] for number in classes)
+        return Answer(name, classes, bits, tuple(strongest[0]), tuple(strongest[1]))
 
 
-def _on_map(
-    bits: Tensor, grid: WindowGrid, n: int
-) -> tuple[list[StrongWindow], list[StrongWindow]]:
-    """The windows in which a map's mean is highest and lowest."""
-    values = bits.flatten()[grid.pixels(bits.device)].mean(dim=1)
-    return pick_strongest([((grid,), values)], n)
-
-
-def _answer(
-    classifier: Classifier,
-    classes: tuple[int, ...],
-    bits: Tensor,
-    strongest: tuple[list[StrongWindow], list[StrongWindow]],
-) -> Answer:
-    name = " rather than ".join(classifier.labels[number] for number in classes)
-    return Answer(name, classes, bits, tuple(strongest[0]), tuple(strongest[1]))
+def sizes_in_words(regions: Sequence[Regions]) -> str:
+    """The sizes of windows: "windows of 16, 32, 64 px"."""
+    sides = dict.fromkeys(max(one.size) for one in regions)
+    return f"windows of {', '.join(map(str, sides))} px"

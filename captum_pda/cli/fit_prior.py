@@ -9,9 +9,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from captum_pda.cli.arguments import add_model_name, positive
+from captum_pda.cli.arguments import add_model_name, add_overwrite, positive
 from captum_pda.cli.models import preprocessing_for
 from captum_pda.cli.photos import find_photos, load_photo
+from captum_pda.cli.places import check_free
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.priors import GaussianPatchPrior
 from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
@@ -34,9 +35,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="where to save the prior (default: %(default)s)",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the file if there is one already"
-    )
+    add_overwrite(parser)
     parser.add_argument(
         "--patch-size",
         type=positive,
@@ -68,8 +67,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Fit photo by photo; those that cannot be read are told and left out."""
     check_output(options.output, options.overwrite)
-    preprocess = preprocessing_for(options.model)
     paths = find_photos(options.folder)[: options.limit]
+    check_free([options.output], paths, options.overwrite)
+    preprocess = preprocessing_for(options.model)
     prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
     unreadable = 0
     for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
 
 IMAGENET_CLASSES = 1000
+#: How many classes of a similar name are listed.
+LISTED = 5
 
 
-def class_names(file: Path | None, n_classes: int) -> tuple[str, ...]:
-    """The names in a file with one a line; without a file, ImageNet's, or else plain numbers."""
-    if file is None:
-        if n_classes == IMAGENET_CLASSES:
-            models = optional_module("torchvision.models")
-            return tuple(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
-        return tuple(f"class {number}" for number in range(n_classes))
+def default_labels(n_classes: int) -> tuple[str, ...]:
+    """ImageNet's names for a thousand classes, and plain numbers for others."""
+    if n_classes == IMAGENET_CLASSES:
+        models = optional_module("torchvision.models")
+        return tuple(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
+    return tuple(f"class {number}" for number in range(n_classes))
+
+
+def read_labels(file: Path) -> tuple[str, ...]:
+    """The names in a file with one a line."""
     try:
         names = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(
             f"the labels in {file} cannot be read ({error}); write one name a line, in UTF-8"
         ) from error
-    names = [name.strip() for name in names if name.strip()]
-    if len(names) != n_classes:
-        raise CommandError(
-            f"{file} has {len(names)} labels for a model of {n_classes} classes; write one a line"
-        )
-    return tuple(names)
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def find_class(given: str, labels: Sequence[str], option: str = "--target") -> int:
@@ -44,18 +45,33 @@ def find_class(given: str, labels: Sequence[str], option: str = "--target") -> i
     wanted = given.strip().lower()
     names = [label.lower() for label in labels]
     found = [number for number, name in enumerate(names) if name == wanted]
-    if not found:
-        found = [number for number, name in enumerate(names) if wanted and wanted in name]
+    if not found and wanted:
+        found = [number for number, name in enumerate(names) if wanted in name]
     if len(found) == 1:
         return found[0]
     if found:
-        listed = ", ".join(f"{number} ({labels[number]})" for number in found[:5])
-        more = " ..." if len(found) > 5 else ""
-        raise UsageError(f"{option} {given!r} may mean {listed}{more}; give the number")
-    close = difflib.get_close_matches(wanted, names, n=3)
+        found.sort(key=lambda number: _distance(wanted, names[number]))
+        more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        raise UsageError(
+            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give the number"
+        )
+    close = [names.index(name) for name in difflib.get_close_matches(wanted, names, n=3)]
     advice = (
-        "did you mean " + " or ".join(labels[names.index(name)] for name in close) + "?"
+        f"did you mean {_listed(close, labels)}?"
         if close
         else f"give a number from 0 to {len(labels) - 1}, or part of a class's name"
     )
     raise UsageError(f"{option} {given!r} is no class of this model; {advice}")
+
+
+def _distance(wanted: str, name: str) -> tuple[int, int, str]:
+    """What fits best first: the whole word, then the start of one, then the shorter name."""
+    if re.search(rf"\b{re.escape(wanted)}\b", name):
+        fit = 0
+    else:
+        fit = 1 if re.search(rf"\b{re.escape(wanted)}", name) else 2
+    return fit, len(name), name
+
+
+def _listed(numbers: Sequence[int], labels: Sequence[str]) -> str:
+    return ", ".join(f"{number} ({labels[number]})" for number in numbers[:LISTED])

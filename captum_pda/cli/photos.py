@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +32,38 @@ FORMATS = (
 #: A photo of more pixels is read at a smaller size where its format can, and refused otherwise: a
 #: file of a few kilobytes can claim to be larger than the memory.
 MAX_PIXELS = 2**27
+#: A larger file is not read: so many pixels take less, even as plain numbers of 16 bits.
+MAX_BYTES = 2**30
 
 
-def load_photo(path: Path) -> Image.Image:
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """A photo as it was read, once.
+
+    Args:
+        image: as RGB, the right way up.
+        sha256: a hash of the very bytes that the image was read from.
+    """
+
+    image: Image.Image
+    sha256: str
+
+
+def read_photo(path: Path) -> Photo:
     """A photo as RGB, the right way up.
 
     Grey, palette, CMYK and 16-bit photos are converted, transparent ones laid on white, those
     with an EXIF orientation turned; of an animation, the first frame counts.
     """
-    if not path.is_file():
-        raise CommandError(
-            f"{path} is a folder; name photos in it"
-            if path.is_dir()
-            else f"there is no photo at {path}; check the name"
-        )
+    content = _bytes_of(path)
     try:
         with warnings.catch_warnings():
             # The size is checked below; other warnings are about metadata that is not used.
             warnings.simplefilter("ignore")
-            with _unlimited_size(), Image.open(path, formats=_formats()) as image:
+            with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
                 _check_size(path, image)
-                return to_rgb(ImageOps.exif_transpose(image))
+                rgb = to_rgb(ImageOps.exif_transpose(image))
+        return Photo(rgb, hashlib.sha256(content).hexdigest())
     except (CommandError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -60,6 +74,30 @@ def load_photo(path: Path) -> Image.Image:
         raise CommandError(
             f"{path} cannot be read ({one_line(error)}); it may be damaged: open and save it anew"
         ) from error
+
+
+def load_photo(path: Path) -> Image.Image:
+    """The image of ``read_photo`` alone."""
+    return read_photo(path).image
+
+
+def _bytes_of(path: Path) -> bytes:
+    if not path.is_file():
+        raise CommandError(
+            f"{path} is a folder; name photos in it"
+            if path.is_dir()
+            else f"there is no photo at {path}; check the name"
+        )
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read ({error.strerror or error})") from error
+    if len(content) > MAX_BYTES:
+        raise CommandError(
+            f"{path} has more than {MAX_BYTES // 10**6} million bytes; scale it down first"
+        )
+    return content
 
 
 def _formats() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,47 +14,55 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from safetensors.torch import save as to_safetensors
+from torch import Tensor
 
 from captum_pda.basics.files import write_whole
+from captum_pda.cli.classifier import Classifier
 from captum_pda.cli.explanation import Explanation
-from captum_pda.cli.models import Classifier
+from captum_pda.cli.marks import is_own, mark_options
+from captum_pda.cli.places import not_ours
 from captum_pda.cli.usage_errors import CommandError
 from captum_pda.visualization import visualize_evidence_multiple
 
-RAW_FORMATS = ("npz", "safetensors", "none")
 DPI = 110
+MOST_COLUMNS = 4
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder for results, before the work rather than after it."""
+def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
+    """Write a file, with its folder, or say in one line why not.
+
+    What this command did not write is left as it is, unless ``overwrite``.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        there = os.path.lexists(path)
+        if there and not overwrite and not is_own(path):
+            raise CommandError(not_ours(path))
+        write_whole(path, content, overwrite=there)
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise CommandError(
+            f"{path} cannot be written ({error.strerror or error}); choose another place with "
+            "--output"
+        ) from error
 
 
-def write_result(path: Path, content: bytes) -> None:
-    """Write a file, or say in one line that it cannot be."""
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        raise _not_written(path, error) from error
-
-
-def write_figure(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG."""
+def write_figure(path: Path, figure: Figure, overwrite: bool = False) -> None:
+    """Write a figure as PNG or JPEG, by its ending, with a mark of who wrote it."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=DPI)
-    write_result(path, content.getvalue())
+    figure.savefig(content, dpi=DPI, **mark_options(path))
+    write_result(path, content.getvalue(), overwrite)
 
 
-def write_picture(path: Path, explanation: Explanation, classifier: Classifier) -> None:
+def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """The photo as the model sees it, and the map of each answer on one scale."""
     titles = []
     for answer in explanation.answers:
         shares = [float(explanation.probabilities[number]) for number in answer.classes]
         name = answer.name.replace(" rather than ", "\nrather than ")
-        titles.append(f"{name}\n" + " : ".join(f"{share:.1%}" for share in shares))
+        chances = " : ".join(f"{share:.1%}" for share in shares)
+        titles.append(f"{name}\n{chances}\n{explanation.method}")
+    n_panels = len(titles) + 1
+    n_rows = math.ceil(n_panels / MOST_COLUMNS)
     figure, _ = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
@@ -60,18 +70,21 @@ def write_picture(path: Path, explanation: Explanation, classifier: Classifier) 
         mean=classifier.preprocessing.mean,
         std=classifier.preprocessing.std,
         image_title="the photo as the model sees it",
-        n_columns=4,
+        n_columns=math.ceil(n_panels / n_rows),
         use_pyplot=False,
     )
-    write_figure(path, figure)
+    return figure
 
 
-def write_numbers(path: Path, explanation: Explanation, settings: Mapping[str, Any]) -> None:
+def numbers_in_file(
+    ending: str, explanation: Explanation, outputs: Tensor | None, settings: Mapping[str, Any]
+) -> bytes:
     """The maps in bits, with everything that is needed to know what they are.
 
     A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W), "first" and
     "second" (the class of each answer and the one it is told apart from, or -1), "probabilities"
-    (classes); and the settings and names as JSON, in the array "settings" or the file's header.
+    (classes), "outputs" (what the model said of the whole photo); and the settings and names as
+    JSON, in the array "settings" or the file's header.
     """
     second = [
         answer.classes[1] if len(answer.classes) > 1 else -1 for answer in explanation.answers
@@ -82,18 +95,14 @@ def write_numbers(path: Path, explanation: Explanation, settings: Mapping[str, A
         "second": torch.tensor(second),
         "probabilities": explanation.probabilities.cpu().float(),
     }
+    if outputs is not None:
+        tensors["outputs"] = outputs if outputs.dtype == torch.float64 else outputs.float()
     names = [answer.name for answer in explanation.answers]
     header = json.dumps({**settings, "answers": names}, ensure_ascii=False)
-    if path.suffix == ".safetensors":
-        write_result(path, to_safetensors(tensors, metadata={"settings": header}))
-        return
-    content = io.BytesIO()
+    if ending == ".safetensors":
+        content: bytes = to_safetensors(tensors, metadata={"settings": header})
+        return content
+    file = io.BytesIO()
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.savez_compressed(content, settings=np.array(header), **arrays)
-    write_result(path, content.getvalue())
-
-
-def _not_written(path: Path, error: OSError) -> CommandError:
-    return CommandError(
-        f"{path} cannot be written ({error.strerror or error}); choose another place with --output"
-    )
+    np.savez_compressed(file, settings=np.array(header), **arrays)
+    return file.getvalue()

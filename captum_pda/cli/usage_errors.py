@@ -18,14 +18,14 @@ class UsageError(CommandError):
     exit_code = 2
 
 
-def optional_module(name: str) -> ModuleType:
-    """A module that only the commands need, or the line that says how to get it."""
+def optional_module(name: str, package: str = '"captum_pda[demo]"') -> ModuleType:
+    """A module that only the commands need, or the line that says which package brings it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise CommandError(
             f"this command needs {name.partition('.')[0]} ({error}); install it with: "
-            'pip install "captum_pda[demo]"'
+            f"pip install {package}"
         ) from error
 
 

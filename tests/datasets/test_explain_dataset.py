@@ -92,14 +92,22 @@ def test_a_damaged_result_is_named_and_made_anew_once_it_is_removed(tmp_path):
 @pytest.mark.parametrize(
     ("attribution", "arguments", "changed"),
     [
-        (lambda m: EfficientPDA(m, engine="dense"), {"strides": 2}, "arguments.strides was null and is now 2"),
+        (
+            lambda m: EfficientPDA(m, engine="dense"),
+            {"strides": 2},
+            "arguments.strides was null and is now 2",
+        ),
         (lambda m: EfficientPDA(m, engine="dense"), {"target": 2}, "target was null and is now 2"),
         (
             lambda m: EfficientPDA(m, ConstantPrior(0.0), engine="dense"),
             {},
             "prior.kind was",
         ),
-        (lambda m: EfficientPDA(m.requires_grad_(False), engine="incremental"), {}, "engine.kind was"),
+        (
+            lambda m: EfficientPDA(m.requires_grad_(False), engine="incremental"),
+            {},
+            "engine.kind was",
+        ),
         (
             lambda m: EfficientPDA(make_classifier(seed=5), engine="dense"),
             {},

@@ -174,7 +174,7 @@ def test_long_targets_are_compared_as_a_whole(tmp_path):
 # The settings
 
 
-class Callable_:
+class CallablePrior:
     """A prior that can be called, as a distribution of Pyro's can."""
 
     def __init__(self, value: float) -> None:
@@ -220,7 +220,7 @@ class OwnEngine(DenseEngine):
 @pytest.mark.parametrize(
     ("make", "changed"),
     [
-        (lambda v: efficient(prior=Callable_(v)), "prior.sha256 was"),
+        (lambda v: efficient(prior=CallablePrior(v)), "prior.sha256 was"),
         (lambda v: efficient(prior=Slotted(v)), "prior.sha256 was"),
         (lambda v: efficient(prior=ModulePrior(v)), "prior.sha256 was"),
         (lambda v: efficient(prior=ConstantPrior(v)), "prior.value was 0.5 and is now 1.0"),
@@ -285,7 +285,7 @@ def test_a_generator_draws_the_same_for_an_example_whenever_it_is_explained(tmp_
     monkeypatch.setattr(torch, "initial_seed", lambda: 6)
     assert counts(explain(tmp_path / "a", sampled, n_samples=2, generator=given)) == (0, N)
     assert counts(explain(tmp_path / "a", sampled, n_samples=2, generator=generator(1))) == (0, N)
-    with pytest.raises(SettingsError, match="arguments.generator"):
+    with pytest.raises(SettingsError, match=r"arguments\.generator"):
         explain(tmp_path / "a", sampled, n_samples=2, generator=generator(2))
     before = maps(tmp_path / "a")
     assert not torch.equal(before[0], before[1])
@@ -296,7 +296,7 @@ def test_a_generator_draws_the_same_for_an_example_whenever_it_is_explained(tmp_
 
 def test_what_nobody_can_describe_is_explained_anew(tmp_path):
     """An object of which Python shows neither attributes nor slots: here, an iterator."""
-    prior = Callable_(0.5)
+    prior = CallablePrior(0.5)
     prior.value = 0.5
     prior.hidden = iter([1])
     explain(tmp_path, efficient(prior=prior))

@@ -1,0 +1,96 @@
+"""``--model package.module:function``: a model of one's own."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from captum_pda.cli.classifier import Loaded, ModelChoice, Preprocessing
+from captum_pda.cli.labels import default_labels
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
+
+WHAT_IT_RETURNS = "a model; a pair (model, transform); or a triple (model, transform, labels)"
+
+
+def choose(name: str) -> ModelChoice:
+    """What a function returns: a model, with its transform and labels if it gives them.
+
+    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation.
+    """
+    made = _call(name, _function(name))
+    parts = made if isinstance(made, tuple) else (made,)
+    model, transform, labels = (*parts, None, None)[:3]
+    if not isinstance(model, nn.Module) or len(parts) > 3 or not _is_transform(transform):
+        raise UsageError(
+            f"--model {name} returned {_kinds(parts)} where it should return {WHAT_IT_RETURNS}"
+        )
+    preprocessing = Preprocessing.of(transform or _usual_transform())
+    names = None if labels is None else tuple(str(label) for label in labels)
+    return ModelChoice(name, preprocessing, names, partial(_load, name, model, preprocessing))
+
+
+def _function(name: str) -> Callable[[], Any]:
+    module_name, _, function_name = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(
+            f"--model {name}: {one_line(error)}; check the name before the colon"
+        ) from error
+    except Exception as error:
+        raise CommandError(f"--model {name}: {module_name} fails ({one_line(error)})") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(
+            f"--model {name}: {module_name} has no function {function_name!r}; write one that "
+            f"returns {WHAT_IT_RETURNS}"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _call(name: str, function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise CommandError(
+            f"--model {name} failed ({type(error).__name__}: {one_line(error)}); it is called "
+            "without arguments"
+        ) from error
+
+
+def _load(name: str, model: nn.Module, preprocessing: Preprocessing) -> Loaded:
+    """The model, with as many labels as it has outputs for a photo."""
+    from PIL import Image
+
+    image = preprocessing(Image.new("RGB", (256, 256)))
+    with torch.no_grad():
+        outputs = model.eval()(image)
+    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
+        raise CommandError(
+            f"--model {name} must return logits (N, classes) for inputs (N, C, H, W)"
+        )
+    return Loaded(model, name, default_labels(outputs.shape[1]))
+
+
+def _is_transform(transform: object) -> bool:
+    return transform is None or callable(transform)
+
+
+def _kinds(parts: tuple[Any, ...]) -> str:
+    return ", ".join(type(part).__name__ for part in parts)
+
+
+def _usual_transform() -> Callable[[Any], torch.Tensor]:
+    models = optional_module("torchvision.models")
+    transform: Callable[[Any], torch.Tensor] = models.ResNet18_Weights.DEFAULT.transforms()
+    return transform

@@ -1,0 +1,318 @@
+"""No command writes over what it reads, or over what it did not write."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import resource
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captum_pda.basics.files import remove_parts, write_whole
+from captum_pda.cli import explain, places
+from captum_pda.cli.main import main
+from captum_pda.cli.marks import is_own
+from captum_pda.cli.photos import read_photo
+from captum_pda.datasets.stored_files import settings_in
+
+TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
+
+
+@pytest.fixture(autouse=True)
+def folder(photo_folder: Path) -> Path:
+    return photo_folder
+
+
+def contents() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever loads a model fails: refusals come before any work."""
+
+    def load(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(explain.Classifier, "of", load)
+
+
+def copy(name: str, as_name: str) -> None:
+    Path(as_name).write_bytes(Path(name).read_bytes())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["cat.png", "--output", "cat.png"],
+        ["cat.png", "--output", "./cat.png"],
+        ["cat.png", "--output", "cat.png", "--overwrite"],
+        ["cat.png", "cat_evidence.png"],
+        ["cat.png", "cat_evidence.png", "--overwrite"],
+        ["cat.png", "--output", "link.png"],
+        ["cat.png", "--output", "link.png", "--overwrite"],
+        ["cat.png", "--output", "hard.png", "--overwrite"],
+        ["cat.png", "--output", "folder/../cat.png", "--overwrite"],
+        ["link.png", "--output", "cat.png", "--overwrite"],
+        ["cat.png", "--labels", "cat_evidence.npz", "--overwrite"],
+        ["cat.png", "--prior", "cat_evidence.npz", "--overwrite"],
+        ["photos", "--output", "out", "--prior", "out/settings.json", "--overwrite"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("no_work")
+def test_what_is_read_is_never_written_over(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat_evidence.png", "cat_evidence.npz"):
+        copy("dog.png", name)
+    for name in ("folder", "photos", "out"):
+        Path(name).mkdir()
+    copy("cat.png", "photos/cat.png")
+    Path("out/settings.json").write_text("{}")
+    Path("link.png").symlink_to("cat.png")
+    os.link("cat.png", "hard.png")
+    before = contents()
+    assert main(["explain", *arguments, *TINY]) == 2
+    assert contents() == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is read by this command, and would be written over" in line
+    assert "choose another --output" in line
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    ["cat_evidence.png", "cat_evidence.npz", "out/cat_evidence.png", "out.jpg"],
+)
+@pytest.mark.usefixtures("no_work")
+def test_a_file_of_somebody_else_is_left_alone(
+    foreign: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--output", foreign.partition("/")[0]] if foreign.startswith("out") else []
+    Path(foreign).parent.mkdir(exist_ok=True)
+    copy("dog.png", foreign)
+    before = contents()
+    assert main(["explain", "cat.png", *output, *TINY]) == 2
+    assert contents() == before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{foreign} is there, and captum-pda did not write it" in line
+    assert line.endswith("choose another --output, or add --overwrite")
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_folder_s_foreign_files_and_the_demo_s_are_left_alone() -> None:
+    for name in ("photos", "out"):
+        Path(name).mkdir()
+    copy("cat.png", "photos/cat.png")
+    for foreign in (
+        "cat.png_evidence.png",
+        "cat.png_evidence.npz",
+        "summary.json",
+        "settings.json",
+    ):
+        Path("out", foreign).write_bytes(b"{}")
+        before = contents()
+        assert main(["explain", "photos", "--output", "out", *TINY]) == 2
+        assert main(["demo", "--output", "cat.png", "--quiet"]) == 2
+        assert contents() == before
+        Path("out", foreign).unlink()
+
+
+def test_a_dangling_link_is_left_alone() -> None:
+    Path("cat_evidence.png").symlink_to("nowhere.png")
+    assert main(["explain", "cat.png", *TINY]) == 2
+    assert Path("cat_evidence.png").is_symlink()
+
+
+@pytest.mark.parametrize("raw", ["npz", "safetensors"])
+@pytest.mark.parametrize("picture", ["own.png", "own.jpg"])
+def test_own_files_are_replaced_and_others_with_overwrite(picture: str, raw: str) -> None:
+    for _ in range(2):
+        assert main(["explain", "cat.png", "--output", picture, "--raw", raw, *TINY]) == 0
+    assert is_own(Path(picture))
+    assert is_own(Path(f"own.{raw}"))
+    with Image.open(picture) as image:
+        assert image.format == ("PNG" if picture.endswith("png") else "JPEG")
+    copy("dog.png", picture)
+    command = ["explain", "cat.png", "--output", picture, "--raw", raw, *TINY]
+    assert main(command) == 2
+    assert main([*command, "--overwrite"]) == 0
+    assert is_own(Path(picture))
+
+
+def test_a_file_that_comes_in_the_meantime_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = explain.check_free
+
+    def check_too_early(*arguments: object) -> None:
+        check(*arguments)
+        copy("dog.png", "cat_evidence.png")
+
+    monkeypatch.setattr(explain, "check_free", check_too_early)
+    assert main(["explain", "cat.png", *TINY]) == 1
+    assert Path("cat_evidence.png").read_bytes() == Path("dog.png").read_bytes()
+
+
+def test_photos_that_differ_by_case_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have two places, unless the results go where case is ignored."""
+    for name in ("a", "A"):
+        Path("photos", name).mkdir(parents=True)
+        copy("cat.png", f"photos/{name}/1.png")
+    command = ["explain", "photos", "--output", "out", *TINY]
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "_ignores_case", lambda _: True)
+        assert main(command) == 2
+    assert "would both be written to" in capsys.readouterr().err
+    assert not Path("out").exists()
+    assert main(command) == (2 if places._ignores_case(Path()) else 0)
+    assert not list(Path().glob(".*"))
+
+
+def test_a_photo_is_read_once_and_its_hash_is_of_those_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here the photo changes right after it was opened for the first time."""
+    first = read_photo(Path("cat.png")).sha256
+    opened: list[str] = []
+    open_path = Path.open
+
+    def open_and_change(path: Path, mode: str = "r", *rest: object) -> object:
+        file = open_path(path, mode, *rest)
+        if path.name == "cat.png" and "b" in mode:
+            opened.append(str(path))
+            with file:
+                content = file.read()
+            os.replace("dog.png", "cat.png")
+            return io.BytesIO(content)
+        return file
+
+    monkeypatch.setattr(Path, "open", open_and_change)
+    assert main(["explain", "cat.png", *TINY]) == 0
+    assert opened == ["cat.png"]
+    found = settings_in(Path("cat_evidence.npz"))
+    assert found is not None
+    assert found["photo_sha256"] == first
+
+
+def test_a_refused_command_leaves_no_folder_behind() -> None:
+    assert main(["explain", "cat.png", "--output", "new/deep", "--target", "lion", *TINY]) == 2
+    assert main(["explain", "no.png", "--output", "new/deep", *TINY]) == 1
+    assert main(["explain", "cat.png", "--output", "new/a.png", "--stride", "9", *TINY]) == 2
+    assert not Path("new").exists()
+
+
+# Half-written files
+
+
+def write_slowly(folder: str, started: object, go_on: object) -> None:
+    """Hold a half-written file open, as a slow disk would."""
+    fsync = os.fsync
+
+    def wait(number: int) -> None:
+        started.set()
+        go_on.wait(60)
+        fsync(number)
+
+    os.fsync = wait
+    write_whole(Path(folder) / "result.bin", b"whole")
+
+
+def test_a_second_job_leaves_what_the_first_is_writing() -> None:
+    context = multiprocessing.get_context("fork")
+    started, go_on = context.Event(), context.Event()
+    Path("out").mkdir()
+    abandoned = Path(f"out/.{'0' * 32}.part")
+    abandoned.write_bytes(b"half")
+    job = context.Process(target=write_slowly, args=("out", started, go_on))
+    job.start()
+    try:
+        assert started.wait(60)
+        remove_parts(Path("out"))
+        assert len(list(Path("out").glob(".*.part"))) == 1
+        assert not abandoned.exists()
+    finally:
+        go_on.set()
+        job.join(60)
+    assert Path("out/result.bin").read_bytes() == b"whole"
+    assert not list(Path("out").glob(".*.part"))
+
+
+def test_what_a_killed_job_has_left_is_removed() -> None:
+    context = multiprocessing.get_context("fork")
+    started, go_on = context.Event(), context.Event()
+    Path("out").mkdir()
+    job = context.Process(target=write_slowly, args=("out", started, go_on))
+    job.start()
+    assert started.wait(60)
+    job.kill()
+    job.join(60)
+    assert len(list(Path("out").glob(".*.part"))) == 1
+    remove_parts(Path("out"))
+    assert not list(Path("out").iterdir())
+
+
+# Old results are read in bounded memory
+
+
+def bomb(path: Path) -> None:
+    """Settings of 200 megabytes in 200 kilobytes."""
+    header = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<U50000000', 'fortran_order': False, "
+    header += b"'shape': (), }".ljust(128 - len(header) - 1) + b"\n"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("settings.npy", "w", force_zip64=True) as entry,
+    ):
+        entry.write(header)
+        for _ in range(200):
+            entry.write(bytes(10**6))
+
+
+def test_a_small_file_of_huge_settings_is_no_result_of_ours(tmp_path: Path) -> None:
+    bomb(tmp_path / "bomb.npz")
+    assert (tmp_path / "bomb.npz").stat().st_size < 10**6
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert settings_in(tmp_path / "bomb.npz") is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kilobytes
+
+
+def test_hostile_files_are_no_results_of_ours(tmp_path: Path) -> None:
+    mark = json.dumps({"captum_pda": "0.1.0"})
+    np.savez(tmp_path / "good.npz", settings=np.array(mark))
+    assert settings_in(tmp_path / "good.npz") == {"captum_pda": "0.1.0"}
+    good = (tmp_path / "good.npz").read_bytes()
+    hostile = {
+        "empty.npz": b"",
+        "short.npz": b"PK\x05\x06",
+        "cut.npz": good[:-30],
+        "many.npz": good[:-10] + b"\xff\xff\xff\x7f" + good[-6:],
+        "comment.npz": good[:-2] + b"\x01\x00x",
+        "no.safetensors": b"\xff" * 8,
+        "deep.safetensors": (60_000).to_bytes(8, "little") + b"[" * 60_000,
+        "list.json": b"[]",
+        "other.json": b'{"captum": 1}',
+        "long.json": b" " * 2**23 + mark.encode(),
+    }
+    for name, content in hostile.items():
+        (tmp_path / name).write_bytes(content)
+        assert settings_in(tmp_path / name) is None, name
+        assert not is_own(tmp_path / name), name
+    np.savez(tmp_path / "objects.npz", settings=np.array([mark], dtype=object))
+    assert settings_in(tmp_path / "objects.npz") is None
+
+
+def test_a_bomb_in_a_folder_is_refused_before_any_work(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("photos", "out"):
+        Path(name).mkdir()
+    copy("cat.png", "photos/cat.png")
+    bomb(Path("out/cat.png_evidence.npz"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["explain", "photos", "--output", "out", *TINY]) == 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+    assert "captum-pda did not write it" in capsys.readouterr().err
