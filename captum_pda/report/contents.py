@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ def add_methods(
     drawn: dict[Any, dict[str, Any]] = {}
     found = []
     for name, evidence in methods.items():
-        adding = _Adding(block, explained, classes, evidence, drawn)
+        own = replace(explained, prior=evidence.prior)
+        adding = _Adding(block, own, classes, evidence, drawn)
         found.append({"name": name, "groups": adding.groups()})
     return found
 
@@ -78,7 +79,7 @@ class _Adding:
     def groups(self) -> list[dict[str, Any]]:
         groups: dict[tuple[Any, ...], list[EvidencePart]] = {}
         for part in self.evidence.parts:
-            groups.setdefault((part.depth, part.size, len(part.regions)), []).append(part)
+            groups.setdefault((part.depth, part.regions), []).append(part)
         return [self._group(parts) for parts in groups.values()]
 
     def _group(self, parts: Sequence[EvidencePart]) -> dict[str, Any]:
@@ -128,9 +129,10 @@ class _Adding:
         """What the model was shown in place of the regions, or around them."""
         if part.depth != "input":
             return {}
-        key = part.context, part.size, len(part.regions), id(self.explained.prior)
+        empty = part.context == "empty"
+        key = id(self.explained.prior), None if empty else part.regions
         if key not in self.drawn:
-            self.drawn[key] = self._nothing_seen() if part.context == "empty" else self._fills(part)
+            self.drawn[key] = self._nothing_seen() if empty else self._fills(part)
         return self.drawn[key]
 
     def _fills(self, part: EvidencePart) -> dict[str, Any]:

@@ -220,17 +220,17 @@ def _summary(name: str, evidence: WindowEvidence, classes: Classes, number: int)
     column = classes.columns[0]
     score = evidence.scores[number, column]
     quantity = evidence.measure.value
-    sizes: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
+    sizes: dict[Any, list[Tensor]] = {}
     for part in evidence.parts:
         if part.depth == "input":
             change = quantity(part.scores[number, :, column]) - quantity(
                 part.reference[number, column]
             )
-            found = sizes.setdefault(part.size, (part.regions.boxes(number), []))
-            found[1].append(-change if part.context == "full" else change)
-    kinds = pick_strongest(
-        [(boxes, torch.stack(several).mean(dim=0)) for boxes, several in sizes.values()], 1
-    )
+            sizes.setdefault(part.regions, []).append(-change if part.context == "full" else change)
+    found = [
+        (regions.boxes(number), torch.stack(each).mean(dim=0)) for regions, each in sizes.items()
+    ]
+    kinds = pick_strongest(found, 1) if found else ([], [])
     strongest, against = (kind[0].value if kind else None for kind in kinds)
     return {
         "title": name,

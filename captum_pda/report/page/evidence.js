@@ -176,18 +176,19 @@ function weightedMean(maps) {
   });
 }
 
-// The map of groups in some contexts, on the pixels of the photo.
+// The map of groups in some contexts, on the pixels of the photo: the weighted mean over the sizes
+// of each depth and context, and of those means.
 function evidenceMap(groups, contexts, question, { height, width }) {
-  const maps = [];
-  for (const context of contexts) {
-    for (const group of groups) {
-      for (const part of group.parts.filter((one) => one.context === context)) {
-        const map = averaged(group, partValues(group, part, question));
-        maps.push(enlarged(map, group.space, height, width));
-      }
+  const maps = new Map();
+  for (const group of groups) {
+    for (const part of group.parts.filter((one) => contexts.includes(one.context))) {
+      const own = averaged(group, partValues(group, part, question));
+      const key = `${part.context} ${group.depth}`;
+      if (!maps.has(key)) maps.set(key, []);
+      maps.get(key).push(enlarged(own, group.space, height, width));
     }
   }
-  return weightedMean(maps);
+  return weightedMean([...maps.values()].map(weightedMean));
 }
 
 function largest(map) {
