@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from captum_pda.basics.version import __version__
+
 #: Nothing may be requested, and only what this package wrote may run.
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src blob:; "
@@ -35,7 +37,8 @@ class Page:
         style = "".join(_read(name) for name in self.styles)
         script = '"use strict";\n' + "".join(_read(name) for name in self.scripts)
         policy = POLICY.format(script=_source_hash(script), style=_source_hash(style))
-        parts = {"policy": policy, "style": style, "script": script, **blocks}
+        parts = {"policy": policy, "style": style, "script": script, "version": __version__}
+        parts |= blocks
         # All at once, so that no part is searched for the place of another.
         page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read(self.markup))
         return page.encode()

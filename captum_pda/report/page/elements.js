@@ -21,6 +21,16 @@ function nameElement(name) {
   return element("bdi", { class: "name" }, name);
 }
 
+// An address that leads to a page and runs nothing; null for any other.
+function pageAddress(given) {
+  try {
+    const { protocol } = new URL(given, document.baseURI);
+    return ["file:", "http:", "https:"].includes(protocol) ? given : null;
+  } catch {
+    return null;
+  }
+}
+
 // One of several, as radio buttons that look like one bar.
 function choices(host, name, options, chosen, change) {
   host.replaceChildren(

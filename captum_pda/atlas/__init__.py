@@ -1,0 +1,24 @@
+"""The decision rules of a class: what do the strongest regions of many photos look like?
+
+The strongest regions for and against a class are cut out of many photos and grouped by what the
+model sees in them. A group that holds regions of several photos is a rule; what rests on one photo
+is none.
+"""
+
+from captum_pda.atlas.groups import Atlas, RegionGroup, make_atlas
+from captum_pda.atlas.page import write_atlas
+from captum_pda.atlas.picture import visualize_atlas
+from captum_pda.atlas.regions import ClassRegion, strongest_regions
+from captum_pda.atlas.storage import read_regions, write_regions
+
+__all__ = [
+    "Atlas",
+    "ClassRegion",
+    "RegionGroup",
+    "make_atlas",
+    "read_regions",
+    "strongest_regions",
+    "visualize_atlas",
+    "write_atlas",
+    "write_regions",
+]

@@ -1,0 +1,57 @@
+"""An atlas as one picture: a row of crops for each group."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from captum_pda.atlas.groups import Atlas, RegionGroup
+from captum_pda.prediction.inputs import check_count
+from captum_pda.visualization.drawing import new_figure, show
+from captum_pda.visualization.window_frames import AGAINST, FOR
+
+ROW, COLUMN, WORDS = 1.15, 1.0, 2.4  # inches
+
+
+def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) -> Figure:
+    """Draw an atlas: each group with its mean evidence, how often it occurs, and examples.
+
+    Args:
+        atlas: from ``make_atlas``.
+        n_examples: how many regions of each group to draw.
+        use_pyplot: whether the figure is made by pyplot, and shown.
+
+    Example::
+
+        >>> visualize_atlas(atlas).savefig("husky.png")
+    """
+    check_count("n_examples", n_examples)
+    rows = max(len(atlas.groups), 1)
+    figure = new_figure((WORDS + n_examples * COLUMN, 0.7 + rows * ROW), use_pyplot)
+    figure.suptitle(f"What speaks for {atlas.label}, and what against it ({atlas.n_photos} photos)")
+    if not atlas.groups:
+        figure.text(0.5, 0.4, "no region occurs in several photos", ha="center")
+    grid = figure.add_gridspec(rows, n_examples + 1, width_ratios=[WORDS] + [COLUMN] * n_examples)
+    for row, group in enumerate(atlas.groups):
+        words = figure.add_subplot(grid[row, 0])
+        words.axis("off")
+        colour = FOR if group.speaks_for else AGAINST
+        words.text(0, 0.5, group_words(group), color=colour, va="center", transform=words.transAxes)
+        for place, region in enumerate(group.examples(n_examples)):
+            panel = figure.add_subplot(grid[row, 1 + place])
+            panel.imshow(region.crop)
+            panel.set_xticks([])
+            panel.set_yticks([])
+            for side in panel.spines.values():
+                side.set(color=colour, linestyle="solid" if group.speaks_for else "dashed")
+            panel.set_title(f"{region.bits:+.1f}", fontsize=8, pad=2)
+    if use_pyplot:
+        show()
+    return figure
+
+
+def group_words(group: RegionGroup) -> str:
+    """How strong a group is, and how often it occurs."""
+    return (
+        f"{group.mean_bits:+.2f} \u00b1 {group.spread:.2f} bits\n"
+        f"{len(group.photos)} of {group.n_photos_in_all} photos"
+    )

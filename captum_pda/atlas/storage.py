@@ -1,0 +1,60 @@
+"""The regions of one photo in a file, so that an atlas of many goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from captum_pda.atlas.regions import CROP, ClassRegion
+from captum_pda.basics.files import write_whole
+
+
+def write_regions(
+    path: str | os.PathLike[str],
+    regions: Sequence[ClassRegion],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the regions of a photo as safetensors, with what they were made with."""
+    arrays = {
+        "bits": np.array([region.bits for region in regions], dtype=np.float64),
+        "corners": _whole([region.corner for region in regions], (2,)),
+        "shapes": _whole([region.shape for region in regions], (2,)),
+        "crops": _whole([region.crop for region in regions], (CROP, CROP, 3)).astype(np.uint8),
+        "features": np.array([region.features for region in regions], dtype=np.float32),
+    }
+    names = [[region.photo, region.link] for region in regions]
+    header = {"settings": json.dumps(dict(settings or {})), "names": json.dumps(names)}
+    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    write_whole(Path(path), save(plain, metadata=header))
+
+
+def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
+    """The regions that ``write_regions`` wrote."""
+    with safe_open(path, framework="np") as file:
+        names = json.loads(file.metadata()["names"])
+        bits, corners, shapes, crops, features = (
+            file.get_tensor(name) for name in ("bits", "corners", "shapes", "crops", "features")
+        )
+    return [
+        ClassRegion(
+            photo,
+            float(bits[number]),
+            (int(corners[number][0]), int(corners[number][1])),
+            (int(shapes[number][0]), int(shapes[number][1])),
+            crops[number],
+            features[number],
+            link,
+        )
+        for number, (photo, link) in enumerate(names)
+    ]
+
+
+def _whole(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    return np.array(values, dtype=np.int64).reshape(len(values), *shape)

@@ -1,0 +1,48 @@
+// The groups of an atlas, each with its examples.
+
+function example({ photo, bits, link, crop }, arrays) {
+  const blob = new Blob([arrays[crop]], { type: "image/jpeg" });
+  const words = `${signed(bits)}, ${photo}`;
+  const image = element("img", { src: URL.createObjectURL(blob), alt: words, width: 96, height: 96 });
+  const parts = [image, element("span", { class: "words", dir: "auto", title: photo }, words)];
+  const address = link && pageAddress(link);
+  const made = address ? element("a", { href: address }, ...parts) : element("span", {}, ...parts);
+  return element("li", {}, made);
+}
+
+function group(one, all, arrays) {
+  const kind = one.bits > 0 ? "for" : "against";
+  const many = one.regions === 1 ? "1 region" : `${one.regions} regions`;
+  return element(
+    "li",
+    {},
+    element(
+      "p",
+      { class: "sum" },
+      element("strong", { class: kind }, `${signed(one.bits)} \u00b1 ${one.spread.toFixed(2)} bits`),
+      element("span", {}, `in ${one.photos} of ${all} photos (${percent(one.photos / all)}), ${many}`),
+    ),
+    element("ul", { class: "crops" }, ...one.examples.map((region) => example(region, arrays))),
+  );
+}
+
+async function start() {
+  const { header, arrays } = await readBlock("values");
+  document.title = `${header.label}: what speaks for it, and what against it`;
+  byId("title").replaceChildren(nameElement(header.label));
+  byId("lead").textContent =
+    `${header.photos} photos; ${header.groups.length} kinds of regions that occur in several of them, ` +
+    `${header.left} regions without their like.`;
+  for (const [kind, sign] of [["for", 1], ["against", -1]]) {
+    const groups = header.groups.filter(({ bits }) => sign * bits > 0);
+    byId(kind).replaceChildren(...groups.map((one) => group(one, header.photos, arrays)));
+    byId(`${kind}-none`).hidden = groups.length > 0;
+  }
+  document.body.dataset.ready = "true";
+}
+
+start().catch((error) => {
+  byId("failed").hidden = false;
+  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
+  throw error;
+});
