@@ -99,7 +99,9 @@ def resolve_sampling(
                 "tolerance_target",
             )
         stopping = StoppingRule(tolerance.bound, bounded, reader.readout.output, measure)
-    plan = [(part.depth.name, part.tensor, part.context, part.regions) for part in task.parts]
+    plan = [
+        (part.depth.name, part.tensor, part.context, part.regions.settings()) for part in task.parts
+    ]
     call = task.parts[0].depth.call
     device = call.given[0].device.type
     asked = (plan, reader.output_shape, reader.columns, sampling.n_samples, tolerance.bound)

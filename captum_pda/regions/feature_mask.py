@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.regions.placed_windows import PlacedWindows
 from captum_pda.regions.protocol import Integers
 
@@ -69,6 +70,11 @@ class FeatureMaskRegions:
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
         """Each pixel lies in one region."""
         return torch.ones((1, *self.space), dtype=torch.int64, device=device)
+
+    def settings(self) -> dict[str, object]:
+        """What describes the regions, as plain values."""
+        described = {"labels": list(self.labels), "numbers": self._numbers}
+        return {"kind": "FeatureMaskRegions", "mask_sha256": fingerprint(described)}
 
     @cached_property
     def _groups(self) -> list[tuple[int, int]]:

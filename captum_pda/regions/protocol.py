@@ -86,6 +86,10 @@ class Regions(Protocol):
         """How many regions hold each pixel, (1 or N, *space)."""
         ...
 
+    def settings(self) -> dict[str, object]:
+        """What describes the regions, as plain values."""
+        ...
+
 
 def row_major_steps(shape: tuple[int, ...]) -> Integers:
     """How far apart neighbours along each axis are in the flat numbers of a shape's places."""

@@ -74,6 +74,12 @@ class WindowGrid:
         """The windows, which are the same for every example."""
         return (self,)
 
+    def settings(self) -> dict[str, object]:
+        """What describes the windows, as plain values."""
+        places = None if self.selected is None else list(self.selected)
+        shapes = {"space": self.space, "window": self.window, "strides": self.strides}
+        return {"kind": "WindowGrid", **{k: list(v) for k, v in shapes.items()}, "picked": places}
+
     @property
     def first(self) -> int:
         """The number of the first window, counted in the whole grid."""

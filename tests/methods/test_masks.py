@@ -1,0 +1,101 @@
+"""``feature_mask=``: pixels with one number are hidden together, in every method and engine."""
+
+import pytest
+import torch
+from conftest import make_classifier, make_images
+
+from captum_pda import EfficientPDA, GradientPDA, MapMeanPrior, SampledPDA
+
+IMAGES = make_images(2, 3, 9, 12)
+MODEL = make_classifier()
+#: Three blots that are no rectangles.
+BLOTS = torch.arange(9 * 12).reshape(1, 1, 9, 12) * 7 % 50 // 17
+#: Rectangles of 3 x 4, as windows of that shape and strides have them.
+TILES = (torch.arange(9)[:, None] // 3 * 3 + torch.arange(12) // 4).reshape(1, 1, 9, 12)
+
+
+def bits(images, target):
+    with torch.no_grad():
+        outputs = MODEL(images)
+    others = torch.cat([outputs[:, :target], outputs[:, target + 1 :]], dim=1)
+    return (outputs[:, target] - others.logsumexp(1)) / torch.log(torch.tensor(2.0))
+
+
+def slow_map(image, mask, target, context):
+    """One pass for each number of the mask, which is (*space)."""
+    nothing = image.mean(dim=(1, 2), keepdim=True).expand_as(image)
+    result = torch.zeros(mask.shape).double()
+    for label in mask.unique():
+        inside = mask == label
+        rest = image[:, ~inside].mean(dim=1)[:, None, None]
+        without = torch.where(inside, rest, image)
+        alone = torch.where(inside, image, nothing)
+        pairs = {"full": (image, without), "empty": (alone, nothing)}
+        more, less = (bits(each[None], target) for each in pairs[context])
+        result[inside] = more - less
+    return result
+
+
+@pytest.mark.parametrize("engine", ["dense", "incremental"])
+@pytest.mark.parametrize("context", ["full", "empty"])
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+def test_regions_of_any_shape_are_hidden_one_at_a_time(method, context, engine):
+    masks = torch.cat([BLOTS, BLOTS.flip(3)])
+    found = method(MODEL, MapMeanPrior(), engine=engine).attribute(
+        IMAGES, target=2, feature_mask=masks, context=context
+    )
+    for n in range(2):
+        expected = slow_map(IMAGES[n], masks[n, 0], 2, context)
+        torch.testing.assert_close(found[n, 0], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["dense", "incremental"])
+def test_a_mask_of_rectangles_gives_what_windows_give(engine):
+    pda = EfficientPDA(MODEL, MapMeanPrior(), engine=engine)
+    windows = pda.attribute(IMAGES, target=1, sliding_window_shapes=(3, 4), strides=(3, 4))
+    for mask in (TILES, TILES.expand(2, 3, 9, 12)):
+        found = pda.attribute(IMAGES, target=1, feature_mask=mask)
+        torch.testing.assert_close(found, windows, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("pixelwise", [False, True])
+def test_the_first_order_form_takes_masks_too(pixelwise):
+    pda = GradientPDA(MODEL, MapMeanPrior())
+    windows = pda.attribute(
+        IMAGES, target=1, sliding_window_shapes=(3, 4), strides=(3, 4), pixelwise=pixelwise
+    )
+    found = pda.attribute(IMAGES, target=1, feature_mask=TILES, pixelwise=pixelwise)
+    torch.testing.assert_close(found, windows, rtol=1e-9, atol=1e-9)
+
+
+def test_each_tensor_of_a_tuple_has_a_mask_of_its_own():
+    signals = make_images(2, 2, 10, seed=5)
+
+    def model(x, y):
+        return MODEL(x) * y.mean(dim=(1, 2))[:, None]
+
+    pda = EfficientPDA(model, MapMeanPrior())
+    halves = torch.arange(10).reshape(1, 1, 10) // 5
+    one, two = pda.attribute((IMAGES, signals), target=0, feature_mask=(TILES, halves))
+    expected = pda.attribute(
+        (IMAGES, signals), target=0, sliding_window_shapes=((3, 4), 5), strides=((3, 4), 5)
+    )
+    torch.testing.assert_close((one, two), expected)
+    with pytest.raises(ValueError, match="feature_mask has 1 tensors for 2 inputs"):
+        pda.attribute((IMAGES, signals), target=0, feature_mask=TILES)
+    with pytest.raises(ValueError, match=r"feature_mask\[1\] has shape"):
+        pda.attribute((IMAGES, signals), target=0, feature_mask=(TILES, TILES))
+
+
+def test_a_mask_and_windows_together_are_refused():
+    for other in ({"sliding_window_shapes": 3}, {"scales": (2, 4)}, {"strides": 2}):
+        with pytest.raises(ValueError, match=r"feature_mask and .* both say what to hide"):
+            EfficientPDA(MODEL).attribute(IMAGES, target=1, feature_mask=TILES, **other)
+
+
+def test_evidence_of_a_mask_has_a_value_for_each_number():
+    evidence = EfficientPDA(MODEL, MapMeanPrior()).evidence(IMAGES, feature_mask=TILES + 5)
+    (part,) = evidence.parts
+    values = dict(zip(part.regions.labels, part.values(3)[1].tolist(), strict=True))
+    assert sorted(values) == list(range(5, 14))
+    assert evidence.attribution(3)[1, 0, 4, 5] == pytest.approx(values[5 + 4])

@@ -1,0 +1,77 @@
+"""Regions of any shape from a mask: which pixels they hold, and how values come back."""
+
+import pytest
+import torch
+
+from captum_pda import FeatureMaskRegions
+from captum_pda.regions.feature_mask import feature_mask_regions
+
+
+def hidden_pixels(regions, example):
+    """For each region, the flat numbers of its pixels, as the boxes say."""
+    found = []
+    for windows in regions.boxes(example):
+        assert windows.first == len(found)
+        for pixels, hidden in zip(windows.pixels(), windows.hidden.flatten(1), strict=True):
+            found.append(sorted(pixels[hidden].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("space", [(17,), (9, 13), (4, 5, 6)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_region_holds_the_pixels_of_its_number_and_no_others(space, rows):
+    generator = torch.Generator().manual_seed(len(space))
+    mask = torch.randint(-3, 40, (rows, *space), generator=generator) // 7 * 5
+    regions = FeatureMaskRegions(mask)
+    assert sorted(regions.labels) == mask.unique().tolist()
+    for example in range(rows):
+        expected = [
+            (mask[example].flatten() == label).nonzero().flatten().tolist()
+            for label in regions.labels
+        ]
+        assert hidden_pixels(regions, example) == expected
+    values = torch.tensor([[float(label) for label in regions.labels]] * 3)
+    assert (regions.average(values) == mask).all()
+    assert (regions.coverage() == 1).all()
+
+
+def test_a_region_that_an_example_lacks_holds_no_pixels():
+    regions = FeatureMaskRegions(torch.tensor([[[0, 0, 1]], [[0, 0, 0]]]))
+    lacking = regions.labels.index(1)
+    assert hidden_pixels(regions, 0)[lacking] == [2]
+    assert hidden_pixels(regions, 1)[lacking] == []
+
+
+def test_regions_of_about_one_size_share_the_shape_of_their_boxes():
+    mask = torch.arange(100).reshape(1, 10, 10) // 30
+    mask[0, :, 9] = 7
+    regions = FeatureMaskRegions(mask)
+    boxes = regions.boxes(0)
+    assert len(boxes) < len(regions) == 5
+    assert all(len(windows[0:1].pick([0]).pixels()) == 1 for windows in boxes)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[0, 1]], "must be a tensor of integers, got list"),
+        (torch.zeros(1, 1, 4, 5), "dtype torch.float32; give integers"),
+        (torch.zeros(1, 1, 4, 5).bool(), "dtype torch.bool; give integers"),
+        (torch.zeros(3, 1, 4, 5).long(), r"expected \(1 or 2, 1 or 3, \*\(4, 5\)\)"),
+        (torch.zeros(1, 2, 4, 5).long(), r"shape \(1, 2, 4, 5\) for inputs of \(2, 3, 4, 5\)"),
+        (torch.zeros(4, 5).long(), r"shape \(4, 5\)"),
+        (torch.arange(3).reshape(1, 3, 1, 1).expand(1, 3, 4, 5), "one channel than in another"),
+    ],
+)
+def test_a_mask_that_cannot_be_meant_is_refused_by_name(mask, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        feature_mask_regions(mask, torch.zeros(2, 3, 4, 5), "feature_mask")
+
+
+def test_settings_tell_masks_apart_but_not_copies_of_one():
+    mask = torch.arange(20).reshape(1, 4, 5) // 3
+    regions = FeatureMaskRegions(mask)
+    regions.boxes(0)
+    assert regions.settings() == FeatureMaskRegions(mask.clone()).settings()
+    assert regions.settings() != FeatureMaskRegions(mask.flip(2)).settings()
+    assert regions.settings() != FeatureMaskRegions(mask + 1).settings()
