@@ -91,15 +91,19 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             named_layer(forward_func, layer)  # refuses what is no layer
         #: The layer that was explained last; with ``layer=None``, the one that was found.
         self.layer_name: str | None = None
-        self._report: EngineReport | None = None
+        self._layer_report: EngineReport | None = None
 
     def __repr__(self) -> str:
         return f"LayerPDA(layer={self.layer_name or self.layer!r}, prior={self.prior!r})"
 
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
+
     @property
     def engine_report(self) -> EngineReport | None:
         """Whether only the rest of the model was run, and if not, why. None before a first run."""
-        return self._report
+        return self._layer_report
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -181,7 +185,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         """Regions of the layer's feature maps."""
         at_input = isinstance(request, LayerRequest) and request.at_layer_input
         call = layer_call(self._model_call(request), self.forward_func, self.layer, at_input)
-        self.layer_name, self._report = call.layer.name, layer_report(call)
+        self.layer_name, self._layer_report = call.layer.name, layer_report(call)
         contents = Contents(self.prior, self._needs, self._fills)
         depth = Depth(call.layer.name, call, contents, self.engine)
         return plan_parts(depth, request.regions, request.context)
@@ -199,6 +203,11 @@ def layer_call(
             return LayerCall(call, named_layer(forward_func, layer, at_input))
         found = last_feature_map(forward_func, call)
         return LayerCall(call, replace(found.layer, at_input=True)) if at_input else found
+
+
+def layer_setting(forward_func: Callable[..., Any], layer: nn.Module | str | None) -> str:
+    """What to call the layer that is to be explained."""
+    return "the last feature map" if layer is None else named_layer(forward_func, layer).name
 
 
 def layer_report(call: LayerCall) -> EngineReport:

@@ -15,7 +15,7 @@ from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.execution.resolve import Request, plan_parts
 from captum_pda.execution.sampling import Sampling
 from captum_pda.execution.task import Depth, Part
-from captum_pda.methods.layer import layer_call
+from captum_pda.methods.layer import layer_call, layer_setting
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.find_layer import NoFeatureMapError, named_layer
 from captum_pda.prediction.layer_call import LayerCall
@@ -83,6 +83,10 @@ class PDA(PerturbationPDA):
         #: The layer whose feature map was asked last; None if there was none.
         self.layer_name: str | None = None
         self._has_told = False
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
