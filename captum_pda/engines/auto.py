@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from collections import Counter
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +28,8 @@ TIMED = 18
 WORTH_A_PROBE = 16 * PROBED
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
+#: Why a kind of windows is run densely.
+NO_FASTER = "the incremental engine is no faster here"
 #: Why inputs of a kind are run densely after an audit has failed.
 DISAGREED_BEFORE = "the incremental engine disagreed on another example"
 
@@ -32,8 +37,8 @@ DISAGREED_BEFORE = "the incremental engine disagreed on another example"
 class AutoEngine:
     """Chooses between the dense and the incremental engine by trying both on a few windows.
 
-    The choice holds for inputs of the same shape and windows, and ``report`` says what was chosen
-    last, and why.
+    The choice holds for inputs of the same shape and windows of the same shape, and ``report`` says
+    what was chosen last, and why; of several sizes, for that of the most windows.
     """
 
     def __init__(self) -> None:
@@ -49,73 +54,86 @@ class AutoEngine:
 
 
 class PreparedAuto:
-    """One example; the engine is chosen when its first windows are known."""
+    """One example; the engine is chosen for each shape of windows when the first of them come."""
 
     def __init__(
         self, auto: AutoEngine, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> None:
         self._auto = auto
-        self._forward = forward
-        self._example = example
-        self._batch_size = batch_size
-        self._chosen: PreparedEngine | None = None
-        self._kind: Any = None
+        self._arguments = (forward, example, batch_size)
+        self._kind = (example.shape, example.dtype, example.device)
+        self._copies: Counter[tuple[int, ...]] = Counter()
+        self._running: PreparedEngine | None = None
+
+    @cached_property
+    def _dense(self) -> PreparedEngine:
+        return DenseEngine().prepare(*self._arguments)
+
+    @cached_property
+    def _incremental(self) -> AuditedEngine:
+        return AuditedEngine(IncrementalEngine().prepare(*self._arguments), *self._arguments)
 
     @property
     def unfinished(self) -> Tensor | None:
         """What the chosen engine has finished of the windows that it runs now."""
-        return getattr(self._chosen, "unfinished", None)
+        return getattr(self._running, "unfinished", None)
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        if self._chosen is None:
-            self._chosen = self._choose(grid, fills)
-        return self._chosen.scores(grid, fills, read, advance)
+        report = self._choice(grid, fills)
+        self._copies[grid.window] += fills.shape[0] * fills.shape[1]
+        if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
+            self._auto.report = report
+        self._running = self._incremental if report.engine == "incremental" else self._dense
+        return self._running.scores(grid, fills, read, advance)
 
     def audit(self) -> Audit:
-        """How the chosen engine's windows compare with the dense engine's."""
-        audit = audit_of(self._chosen) if self._chosen is not None else Audit()
+        """How the incremental engine's windows compare with the dense engine's."""
+        audit = audit_of(self._incremental) if "_incremental" in vars(self) else Audit()
         if not audit.agrees:
-            # From now on all of this kind is run densely at once.
-            self._auto.choices[self._kind] = EngineReport("dense", DISAGREED_BEFORE)
+            # From now on all of these kinds are run densely at once.
+            for window in self._copies:
+                self._auto.choices[(*self._kind, window)] = EngineReport("dense", DISAGREED_BEFORE)
         return audit
 
-    def _choose(self, grid: Windows, fills: Tensor) -> PreparedEngine:
-        arguments = (self._forward, self._example, self._batch_size)
-        dense = DenseEngine().prepare(*arguments)
-        incremental = AuditedEngine(IncrementalEngine().prepare(*arguments), *arguments)
-        example = self._example
-        kind = self._kind = (example.shape, example.dtype, example.device, grid.window)
-        report = self._auto.choices.get(kind)
-        if report is None:
-            n_copies = fills.shape[0] * fills.shape[1]
-            if n_copies < WORTH_A_PROBE:
-                report = EngineReport("dense", "too few windows to try another")
-            else:
-                report = self._auto.choices[kind] = self._try(grid, fills, dense, incremental)
-        self._auto.report = report
-        return incremental if report.engine == "incremental" else dense
+    def _choice(self, grid: Windows, fills: Tensor) -> EngineReport:
+        """Which engine runs windows of this shape, and why."""
+        choices = self._auto.choices
+        report = choices.get((*self._kind, grid.window))
+        if report is not None:
+            return report
+        if fills.shape[0] * fills.shape[1] < WORTH_A_PROBE:
+            return EngineReport("dense", "too few windows to try another")
+        report = self._slower_for_smaller(grid.window) or self._try(grid, fills)
+        choices[(*self._kind, grid.window)] = report
+        return report
 
-    def _try(
-        self, grid: Windows, fills: Tensor, dense: PreparedEngine, incremental: AuditedEngine
-    ) -> EngineReport:
+    def _slower_for_smaller(self, window: tuple[int, ...]) -> EngineReport | None:
+        """What was found for smaller windows where the incremental engine was no faster: larger
+        ones leave it less to save."""
+        for (*kind, smaller), report in self._auto.choices.items():
+            fits = all(map(operator.le, smaller, window))
+            slower = report.speed_up is not None and report.speed_up < WORTH_IT
+            if tuple(kind) == self._kind and fits and slower:
+                return EngineReport("dense", f"{NO_FASTER}, as for windows of {smaller}")
+        return None
+
+    def _try(self, grid: Windows, fills: Tensor) -> EngineReport:
         """Run both engines on a few windows, at the border and in the middle."""
         half, middle = PROBED // 2, len(grid) // 2
         parts = [slice(0, half), slice(middle, middle + half)]
         timed = slice(middle, min(middle + TIMED, len(grid)))
         samples = -(-TIMED // (timed.stop - timed.start))
-        engine = incremental.prepared
+        engine = self._incremental.prepared
         try:
             # The first pass also computes the unperturbed example, so it is not timed.
             _seconds_per_copy(engine, grid, fills, parts)
             incremental_time = _seconds_per_copy(engine, grid, fills, [timed], samples)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"the incremental engine failed: {error}")
-        speed_up = _seconds_per_copy(dense, grid, fills, parts) / incremental_time
+        speed_up = _seconds_per_copy(self._dense, grid, fills, parts) / incremental_time
         went_dense = dict(engine.run.went_dense)
         if speed_up < WORTH_IT:
-            return EngineReport(
-                "dense", "the incremental engine is no faster here", speed_up, went_dense
-            )
+            return EngineReport("dense", NO_FASTER, speed_up, went_dense)
         return EngineReport("incremental", "it is faster here", speed_up, went_dense)
 
 

@@ -90,13 +90,13 @@ class Run:
         execution, task = self.execution, self.task
         # One for each depth, shared by all its examples, so that memory runs out only once.
         batch_sizes = {
-            part.depth.name: BatchSize(
+            part.depth: BatchSize(
                 execution.perturbations_per_eval, part.depth.call.values_per_example
             )
             for part in task.parts
         }
         # Before any batch is halved on one rank only: all must agree on who runs what.
-        chunks = [self._chunks(part, batch_sizes[part.depth.name]) for part in task.parts]
+        chunks = [self._chunks(part, batch_sizes[part.depth]) for part in task.parts]
         total = task.n_examples * sum(
             chunk.n_windows * self.sampling.in_context(part.context).n_samples
             for part, own in zip(task.parts, chunks, strict=True)
@@ -107,7 +107,7 @@ class Run:
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
                 if not own:
                     continue
-                batch_size = batch_sizes[scene.first.depth.name]
+                batch_size = batch_sizes[scene.first.depth]
                 self.audits.append(self._run_scene(scene, own, batch_size, bar.update))
                 if not self.audits[-1].agrees:
                     return

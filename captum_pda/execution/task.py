@@ -105,9 +105,9 @@ class Task:
 
     def scenes(self) -> Iterator[Scene]:
         """Each tensor and context of each example, with its parts: they share what is prepared."""
-        found: dict[tuple[str, int, str], list[int]] = {}
+        found: dict[tuple[Depth, int, str], list[int]] = {}
         for number, part in enumerate(self.parts):
-            found.setdefault((part.depth.name, part.tensor, part.context), []).append(number)
+            found.setdefault((part.depth, part.tensor, part.context), []).append(number)
         for numbers in found.values():
             for example in range(self.n_examples):
                 yield Scene(example, self.parts[numbers[0]], tuple(numbers))

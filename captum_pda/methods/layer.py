@@ -186,8 +186,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         at_input = isinstance(request, LayerRequest) and request.at_layer_input
         call = layer_call(self._model_call(request), self.forward_func, self.layer, at_input)
         self.layer_name, self._layer_report = call.layer.name, layer_report(call)
-        contents = Contents(self.prior, self._needs, self._fills)
-        depth = Depth(call.layer.name, call, contents, self.engine)
+        depth = layer_depth(call, Contents(self.prior, self._needs, self._fills))
         return plan_parts(depth, request.regions, request.context)
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
@@ -203,6 +202,12 @@ def layer_call(
             return LayerCall(call, named_layer(forward_func, layer, at_input))
         found = last_feature_map(forward_func, call)
         return LayerCall(call, replace(found.layer, at_input=True)) if at_input else found
+
+
+def layer_depth(call: LayerCall, contents: Contents) -> Depth:
+    """A layer's feature maps, as a place to hide regions in."""
+    name = call.layer.name
+    return Depth("input (layer)" if name == "input" else name, call, contents, DenseEngine())
 
 
 def layer_setting(forward_func: Callable[..., Any], layer: nn.Module | str | None) -> str:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
 from captum_pda.basics.errors import warn_user
-from captum_pda.engines import DenseEngine, Engine
+from captum_pda.engines import Engine
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.execution.resolve import Request, plan_parts
 from captum_pda.execution.sampling import Sampling
-from captum_pda.execution.task import Depth, Part
-from captum_pda.methods.layer import layer_call, layer_setting
+from captum_pda.execution.task import Part
+from captum_pda.methods.layer import layer_call, layer_depth, layer_setting
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.find_layer import NoFeatureMapError, named_layer
 from captum_pda.prediction.layer_call import LayerCall
@@ -145,8 +145,7 @@ class PDA(PerturbationPDA):
         self.layer_name = None if call is None else call.layer.name
         if call is None:
             return parts
-        contents = Contents(MapMeanPrior(), self._needs, self._fills)
-        features = Depth(call.layer.name, call, contents, DenseEngine())
+        features = layer_depth(call, Contents(MapMeanPrior(), self._needs, self._fills))
         return parts + plan_parts(features, EACH_PLACE, "full")
 
     def _feature_call(self, call: ModelCall) -> LayerCall | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import captum_pda.engines.auto as auto
 from captum_pda import EfficientPDA
+from captum_pda.engines.dense import PreparedDense
 
 EXAMPLE = make_images(1, 3, 20, 24)
 
@@ -80,3 +81,22 @@ class TestAuto:
             pda = EfficientPDA(small_network(), engine=engine)
             pda.attribute(EXAMPLE, target=1, sliding_window_shapes=5, strides=5)
             assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
+
+    def test_each_size_is_chosen_for_by_itself_and_larger_ones_need_no_probe_once_one_is_slower(
+        self, monkeypatch: Any
+    ) -> None:
+        timed = []
+
+        def seconds(engine: Any, grid: Any, *rest: Any) -> float:
+            timed.append(grid.window)
+            return 1.0 if isinstance(engine, PreparedDense) else speeds[grid.window]
+
+        speeds = {(3, 3): 0.2, (6, 6): 5.0}
+        monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
+        monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
+        pda = EfficientPDA(small_network())
+        pda.attribute(EXAMPLE, target=1, scales=(3, 6, 9), strides=3)
+        chosen = {kind[-1]: report.engine for kind, report in pda.engine.choices.items()}
+        assert chosen == {(3, 3): "incremental", (6, 6): "dense", (9, 9): "dense"}
+        assert (9, 9) not in timed
+        assert pda.engine_report.engine == "incremental"  # that of the most windows

@@ -1,5 +1,7 @@
 """PDA: sizes, both contexts and features in one map, and nothing in it that others do not say."""
 
+from collections import OrderedDict
+
 import pytest
 import reference
 import torch
@@ -140,3 +142,11 @@ def test_features_fill_with_the_maps_mean_whatever_the_prior_of_the_input():
     evidence = PDA(model, prior=ConstantPrior(0.0)).evidence(IMAGE)
     features = LayerPDA(model, prior=MapMeanPrior()).evidence(IMAGE)
     torch.testing.assert_close(evidence.parts[-1].values(1), features.parts[0].values(1))
+
+
+def test_a_layer_that_is_called_input_is_told_from_the_input():
+    names = ("input", "then", "pool", "flat", "last")
+    model = nn.Sequential(OrderedDict(zip(names, make_classifier(), strict=True))).eval()
+    evidence = PDA(model, "input", PRIOR).evidence(IMAGE, scales=3)
+    assert [part.depth for part in evidence.parts] == ["input", "input", "input (layer)"]
+    assert len(evidence.at_depth("input").parts) == 2
