@@ -18,7 +18,14 @@ from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.models import choose_model
 from captum_pda.cli.photo_job import PhotoSet, PhotoWriter, with_engine
-from captum_pda.cli.places import SUMMARY_FILE, Plan, check_free, plan_folder, plan_photos
+from captum_pda.cli.places import (
+    INDEX_FILE,
+    SUMMARY_FILE,
+    Plan,
+    check_free,
+    plan_folder,
+    plan_photos,
+)
 from captum_pda.cli.processes import is_launched, own_device, process_group
 from captum_pda.cli.question import Question
 from captum_pda.cli.results import write_result
@@ -28,6 +35,7 @@ from captum_pda.datasets.explain_dataset import DatasetSummary, Job
 from captum_pda.distributed.ranks import OtherRankError, Ranks
 from captum_pda.distributed.shared_work import Display
 from captum_pda.priors import GaussianPatchPrior
+from captum_pda.report.index import index_page
 
 __all__ = ["add_parser", "run"]
 
@@ -72,7 +80,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
     question = make_question(options)
     is_folder = is_launched() or any(path.is_dir() for path in options.images)
     make_plan = plan_folder if is_folder else plan_photos
-    plan = make_plan(options.images, options.output, options.raw)
+    plan = make_plan(options.images, options.output, options.raw, options.html)
     if not any(place.photo.exists() for place in plan.places):
         raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
     extra = [path for path in (options.weights, options.labels, options.prior) if path]
@@ -114,6 +122,8 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
     if plan.folder is not None:
         place = plan.folder / SUMMARY_FILE
         write_summary(place, summary, total, failed)
+        if options.html:
+            write_folder_index(plan, options.overwrite)
         hint = f"{place} lists them, and the same command tries them again"
         if not options.quiet:
             print(
@@ -131,6 +141,14 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
             file=sys.stderr,
         )
     return 1 if failed else 0
+
+
+def write_folder_index(plan: Plan, overwrite: bool) -> None:
+    """Write the index of all pages of a folder that are there."""
+    pages = [place.page for place in plan.places if place.page and place.page.is_file()]
+    if plan.folder is not None:
+        index = plan.folder / INDEX_FILE
+        write_result(index, index_page(pages, index, plan.folder.name), overwrite)
 
 
 def write_summary(place: Path, summary: DatasetSummary, total: int, failed: dict[str, str]) -> None:

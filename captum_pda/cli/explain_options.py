@@ -43,6 +43,11 @@ def make_question(options: argparse.Namespace) -> Question:
         raise UsageError("--target names the classes and --classes counts them; give one of them")
     if options.window and options.scales:
         raise UsageError("--window is one size and --scales are several; give one of them")
+    if options.html and options.method == "gradient":
+        raise UsageError(
+            "--html shows what each window says, and --method gradient has no forward passes that "
+            "tell; choose another method"
+        )
     only_contrast = options.contrast and not options.target and not options.classes
     stride = options.stride
     if options.window and not stride:
@@ -161,5 +166,11 @@ def _add_output(output: argparse._ArgumentGroup) -> None:
         choices=RAW_FORMATS,
         default="npz",
         help="the format of the maps for programs, next to the picture (default: %(default)s)",
+    )
+    output.add_argument(
+        "--html",
+        action="store_true",
+        help="also write a page of each photo that answers to pointer and keys (NAME_evidence.html;"
+        " no server, no network), and an index.html of a folder",
     )
     add_overwrite(output)

@@ -19,6 +19,7 @@ from PIL import Image
 from captum_pda.basics.files import remove_parts
 from captum_pda.cli.classifier import Preprocessing
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
+from captum_pda.cli.pages import photo_page
 from captum_pda.cli.photos import read_photo
 from captum_pda.cli.places import Place, Plan
 from captum_pda.cli.question import Question
@@ -94,7 +95,8 @@ class PhotoWriter:
     def stored(self, number: int) -> Record | None:
         """What a photo's result in a folder was made from; a single photo is explained anew."""
         place = self.plan.places[number]
-        if self.plan.folder is None or place.numbers is None or not place.picture.is_file():
+        whole = all(file.is_file() for file in place.files)
+        if self.plan.folder is None or place.numbers is None or not whole:
             return None
         return stored_record(place.numbers, settings_in(place.numbers), self._settings)
 
@@ -103,8 +105,11 @@ class PhotoWriter:
         place = self.plan.places[number]
         figure = draw_picture(explanation, self.explainer.classifier)
         write_figure(place.picture, figure, self.overwrite)
+        settings = {**self._settings, **self.notes, **record_settings(record)}
+        if place.page is not None and explanation.evidence is not None:
+            page = photo_page(place.photo, explanation, self.explainer.classifier, settings)
+            write_result(place.page, page, self.overwrite)
         if place.numbers is not None:
-            settings = {**self._settings, **self.notes, **record_settings(record)}
             content = numbers_in_file(place.numbers.suffix, explanation, record.outputs, settings)
             write_result(place.numbers, content, self.overwrite)
         if self.tell is not None:

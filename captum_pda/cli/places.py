@@ -15,6 +15,7 @@ from captum_pda.datasets.result_folder import SETTINGS_FILE
 
 RAW_FORMATS = ("npz", "safetensors", "none")
 SUMMARY_FILE = "summary.json"
+INDEX_FILE = "index.html"
 #: Names that end so mean files, not folders.
 FILE_ENDINGS = frozenset(PICTURES) | frozenset(
     [
@@ -42,11 +43,13 @@ class Place:
         photo: the photo.
         picture: its picture.
         raw: the ending of the file of numbers next to it, or "none".
+        html: whether it has a page as well.
     """
 
     photo: Path
     picture: Path
     raw: str
+    html: bool = False
 
     @property
     def numbers(self) -> Path | None:
@@ -54,9 +57,14 @@ class Place:
         return None if self.raw == "none" else self.picture.with_suffix(f".{self.raw}")
 
     @property
+    def page(self) -> Path | None:
+        """The page that answers to pointer and keys."""
+        return self.picture.with_suffix(".html") if self.html else None
+
+    @property
     def files(self) -> list[Path]:
         """All files that are written for the photo."""
-        return [self.picture, *([self.numbers] if self.numbers else [])]
+        return [self.picture, *(file for file in (self.numbers, self.page) if file)]
 
 
 @dataclass(frozen=True)
@@ -76,11 +84,13 @@ class Plan:
         """All files that may be written."""
         if self.folder is not None:
             yield from (self.folder / SETTINGS_FILE, self.folder / SUMMARY_FILE)
+            if any(place.html for place in self.places):
+                yield self.folder / INDEX_FILE
         for place in self.places:
             yield from place.files
 
 
-def plan_photos(images: Sequence[Path], output: Path, raw: str) -> Plan:
+def plan_photos(images: Sequence[Path], output: Path, raw: str, html: bool = False) -> Plan:
     """Single photos: pictures next to each other in a folder, or one of a given name."""
     photos = list(dict.fromkeys(images))
     if means_file(output):
@@ -90,15 +100,15 @@ def plan_photos(images: Sequence[Path], output: Path, raw: str) -> Plan:
             )
         if output.suffix.lower() not in PICTURES:
             raise UsageError(f"--output {output} is no folder, and pictures end in .png or .jpg")
-        return Plan((Place(photos[0], output, raw),))
+        return Plan((Place(photos[0], output, raw, html),))
     if output.is_file():
         raise UsageError(f"--output {output} is a file; give a folder, or a name ending in .png")
-    places = [Place(photo, output / f"{photo.stem}_evidence.png", raw) for photo in photos]
+    places = [Place(photo, output / f"{photo.stem}_evidence.png", raw, html) for photo in photos]
     _check_apart(places, output)
     return Plan(tuple(places))
 
 
-def plan_folder(images: Sequence[Path], output: Path, raw: str) -> Plan:
+def plan_folder(images: Sequence[Path], output: Path, raw: str, html: bool = False) -> Plan:
     """All photos of folders: each picture has its photo's name, in the photo's own subfolder."""
     if output == Path():
         raise UsageError("where should the results go? Add --output and the name of a folder")
@@ -119,7 +129,7 @@ def plan_folder(images: Sequence[Path], output: Path, raw: str) -> Plan:
             below = photo.relative_to(given) if given.is_dir() else Path(photo.name)
             # With its ending: a.jpg and a.png are two photos.
             picture = output / below.with_name(f"{below.name}_evidence.png")
-            places[photo, picture] = Place(photo, picture, raw)
+            places[photo, picture] = Place(photo, picture, raw, html)
     if not places:
         raise CommandError(f"there are no photos outside of {output}; choose another --output")
     _check_apart(list(places.values()), output)

@@ -46,13 +46,18 @@ def write_index(
         >>> write_index(sorted(Path("out").rglob("*.html")), "out/index.html", "validation set")
     """
     path = Path(path)
+    write_whole(path, index_page([Path(report) for report in reports], path, title))
+    return path
+
+
+def index_page(reports: Sequence[Path], path: Path, title: str) -> bytes:
+    """The page itself, for a place from which its links are seen."""
     block = Block()
     entries = [
-        {**_summary(Path(report), block, len(reports)), "href": _link(Path(report), path.parent)}
+        {**_summary(report, block, len(reports)), "href": _link(report, path.parent)}
         for report in reports
     ]
-    write_whole(path, PAGE.render({"values": block.pack({"title": title, "entries": entries})}))
-    return path
+    return PAGE.render({"values": block.pack({"title": title, "entries": entries})})
 
 
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:

@@ -48,21 +48,16 @@ THUMBNAIL = 160
 
 
 @dataclass(frozen=True)
-class ReportQuestion:
-    """Which example and which outputs a report is about.
-
-    Args:
-        labels: the names of all outputs; None numbers them.
-        targets: outputs that were asked for; the first is shown at first.
-        contrast: two outputs to tell apart at first.
-        n_classes: how many of the most probable outputs can be chosen as well.
-        example: the example's number; None where there is only one.
-        truth: the true output; None where it is not known.
-    """
+class ReportOptions:
+    """What a report is to show; ``write_report`` describes each of these."""
 
     labels: Sequence[str] | None = None
+    mean: float | Sequence[float] | None = None
+    std: float | Sequence[float] | None = None
     targets: Sequence[int] = ()
     contrast: tuple[int, int] | None = None
+    title: str = ""
+    settings: Mapping[str, Any] | None = None
     n_classes: int = 8
     example: int | None = None
     truth: int | None = None
@@ -113,29 +108,27 @@ def write_report(
     """
     path = Path(path)
     methods = {"": evidence} if not isinstance(evidence, Mapping) else evidence
-    question = ReportQuestion(labels, targets, contrast, n_classes, example, truth)
-    number, first = _check(methods, question)
+    name = path.stem if title is None else title
+    options = ReportOptions(
+        labels, mean, std, targets, contrast, name, settings, n_classes, example, truth
+    )
+    write_whole(path, report_page(methods, options))
+    return path
+
+
+def report_page(methods: Mapping[str, WindowEvidence], options: ReportOptions) -> bytes:
+    """The page itself, of evidence by one or several named methods."""
+    number, first = _check(methods, options)
     values = first.inputs[0][number].detach().cpu()
-    display = Display.of(values, mean, std)
+    display = Display.of(values, options.mean, options.std)
     explained = Explained(values, number, first.prior, display)
-    classes = choose_classes(first, question, number)
+    classes = choose_classes(first, options, number)
     predicted = first.measure.prediction(first.scores[number])
     block = Block()
     pixels = display.bytes(values)
     photo = block.add_bytes(photo_file(pixels))
-    name = path.stem if title is None else title
-    rows = settings_rows(
-        {
-            **(settings or {}),
-            "input sha256": fingerprint(values),
-            "prior": prior_settings(first.prior),
-            "output": first.output,
-            "measure": first.measure.settings(),
-            **versions(),
-        }
-    )
     header = {
-        "title": name,
+        "title": options.title,
         "photo": {"image": photo, "height": pixels.shape[0], "width": pixels.shape[1]},
         "classes": list(classes.columns),
         "labels": list(classes.names),
@@ -145,41 +138,53 @@ def write_report(
         "second": classes.second,
         "measure": measure_header(first.measure),
         "methods": add_methods(block, methods, explained, classes),
-        "settings": rows,
+        "settings": settings_rows(_settings(first, values, options)),
     }
-    summary = _summary(name, first, classes, number)
     small = Block()
-    summary["thumbnail"] = small.add_bytes(thumbnail(pixels, THUMBNAIL))
-    page = PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
-    write_whole(path, page)
-    return path
+    summary = {
+        **_summary(options.title, first, classes, number),
+        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+    }
+    return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 
 
-def choose_classes(evidence: WindowEvidence, question: ReportQuestion, number: int) -> Classes:
+def _settings(evidence: WindowEvidence, values: Tensor, options: ReportOptions) -> dict[str, Any]:
+    """What the values depend on: as far as the evidence knows, and what else was given."""
+    return {
+        "input_sha256": fingerprint(values),
+        "prior": prior_settings(evidence.prior),
+        "output": evidence.output,
+        "measure": evidence.measure.settings(),
+        **versions(),
+        **(options.settings or {}),
+    }
+
+
+def choose_classes(evidence: WindowEvidence, options: ReportOptions, number: int) -> Classes:
     """The outputs asked for and the most probable ones, the most probable first."""
     scores = evidence.scores[number]
-    if question.labels is not None and len(question.labels) != len(scores):
+    if options.labels is not None and len(options.labels) != len(scores):
         raise ValueError(
-            f"labels has {len(question.labels)} names for {len(scores)} outputs; give one for each"
+            f"labels has {len(options.labels)} names for {len(scores)} outputs; give one for each"
         )
-    known = [] if question.truth is None else [question.truth]
-    asked = [*(question.contrast or ()), *question.targets]
+    known = [] if options.truth is None else [options.truth]
+    asked = [*(options.contrast or ()), *options.targets]
     for target in [*asked, *known]:
         if not 0 <= target < len(scores):
             raise ValueError(
                 f"target {target} is out of range; the model has outputs 0 to {len(scores) - 1}"
             )
-    top = scores.nan_to_num().topk(min(check_count("n_classes", question.n_classes), len(scores)))
+    top = scores.nan_to_num().topk(min(check_count("n_classes", options.n_classes), len(scores)))
     columns = sorted({*asked, *known, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
-    names = [str(one) if question.labels is None else str(question.labels[one]) for one in columns]
+    names = [str(one) if options.labels is None else str(options.labels[one]) for one in columns]
     first = columns.index(asked[0]) if asked else 0
-    second = columns.index(question.contrast[1]) if question.contrast else None
-    right = None if question.truth is None else columns.index(question.truth)
+    second = columns.index(options.contrast[1]) if options.contrast else None
+    right = None if options.truth is None else columns.index(options.truth)
     return Classes(tuple(columns), tuple(names), first, second, right)
 
 
 def _check(
-    methods: Mapping[str, WindowEvidence], question: ReportQuestion
+    methods: Mapping[str, WindowEvidence], options: ReportOptions
 ) -> tuple[int, WindowEvidence]:
     """The number of the example, and the evidence of the first method."""
     if not methods:
@@ -205,11 +210,11 @@ def _check(
                 "measure; write a report for each"
             )
     count = len(first.scores)
-    if question.example is None and count > 1:
+    if options.example is None and count > 1:
         raise ValueError(
             f"the evidence is of {count} examples; say which one to show, for example example=0"
         )
-    number = question.example or 0
+    number = options.example or 0
     if not 0 <= number < count:
         raise ValueError(f"example={number} is out of range; there are {count} examples")
     return number, first

@@ -1,0 +1,76 @@
+"""``captum-pda explain --html``: a page of each photo, and an index of a folder."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from captum_pda.cli.main import main
+from captum_pda.report.block import unpack
+from captum_pda.report.index import read_summary
+from captum_pda.report.page_file import read_block
+
+QUICK = ["--model", "tiny:five", "--device", "cpu", "--window", "16", "--stride", "16", "--quiet"]
+
+
+def explain(*arguments: str) -> int:
+    return main(["explain", *arguments, *QUICK, "--html"])
+
+
+def test_a_photo_gets_a_page_next_to_its_picture(photo_folder):
+    assert explain("cat.png", "--target", "bee", "--contrast", "dog", "ant") == 0
+    page = Path("cat_evidence.html").read_bytes()
+    header, _ = unpack(read_block(page, "values"))
+    assert header["title"] == "cat.png"
+    assert header["labels"][header["first"]] == "dog"
+    assert header["labels"][header["second"]] == "ant"
+    assert header["methods"][0]["name"] == "EfficientPDA"
+    settings = dict(header["settings"])
+    assert settings["model"] == "tiny:five"
+    assert len(settings["photo sha256"]) == 64
+    # The same command may write its own page again.
+    assert explain("cat.png") == 0
+
+
+def test_a_folder_gets_an_index_of_all_its_pages(photo_folder, capsys):
+    photos = photo_folder / "photos"
+    for name in ("cat/1 <b>.png", "honey_bee/2.png", "3.png"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.open("cat.png").save(photos / name)
+    assert explain("photos", "--output", "out") == 0
+    header, _ = unpack(read_block(Path("out/index.html").read_bytes(), "values"))
+    entries = {entry["title"]: entry for entry in header["entries"]}
+    assert entries["1 <b>.png"]["href"] == "./cat/1%20%3Cb%3E.png_evidence.html"
+    assert {title: entry["truth"] for title, entry in entries.items()} == {
+        "1 <b>.png": "cat",
+        "2.png": "honey bee",
+        "3.png": None,
+    }
+    # What is done is not done again, but listed; a page that is gone is made again.
+    Path("out/3.png_evidence.html").unlink()
+    before = Path("out/honey_bee/2.png_evidence.html").stat().st_mtime_ns
+    assert explain("photos", "--output", "out") == 0
+    assert Path("out/honey_bee/2.png_evidence.html").stat().st_mtime_ns == before
+    assert len(unpack(read_block(Path("out/index.html").read_bytes(), "values"))[0]["entries"]) == 3
+    assert read_summary(Path("out/3.png_evidence.html"))[0]["title"] == "3.png"
+
+
+def test_pages_of_others_are_left_alone(photo_folder, capsys):
+    Path("cat_evidence.html").write_text("mine")
+    assert explain("cat.png") == 2
+    assert "did not write it" in capsys.readouterr().err
+    assert Path("cat_evidence.html").read_text() == "mine"
+
+
+def test_a_method_without_windows_has_no_page(photo_folder, capsys):
+    assert explain("cat.png", "--method", "gradient") == 2
+    assert "choose another method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("context", ["full", "both"])
+def test_every_context_has_its_page(photo_folder, context):
+    assert explain("cat.png", "--context", context) == 0
+    header, _ = unpack(read_block(Path("cat_evidence.html").read_bytes(), "values"))
+    parts = header["methods"][0]["groups"][0]["parts"]
+    assert [part["context"] for part in parts] == ["full", "empty"][: len(parts)]
+    assert len(parts) == (2 if context == "both" else 1)
