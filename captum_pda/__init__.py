@@ -5,7 +5,12 @@ and which against it, in bits.
 """
 
 from captum_pda import diagnostics
-from captum_pda.basics.errors import CovarianceError, NonFiniteOutputError, NotFittedError
+from captum_pda.basics.errors import (
+    BatchDimensionError,
+    CovarianceError,
+    NonFiniteOutputError,
+    NotFittedError,
+)
 from captum_pda.basics.version import __version__
 from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
 from captum_pda.datasets.result_folder import ResultFolder, SettingsError
@@ -37,6 +42,7 @@ from captum_pda.regions.window_grid import WindowGrid
 
 __all__ = [
     "PDA",
+    "BatchDimensionError",
     "ConstantPrior",
     "CovarianceError",
     "DatasetSummary",

@@ -11,6 +11,10 @@ class NotFittedError(ValueError):
     """A prior was asked for fills before it was fitted."""
 
 
+class BatchDimensionError(ValueError):
+    """One example was given without the dimension of the batch."""
+
+
 class CovarianceError(ValueError):
     """A covariance could not be factored, even with its diagonal raised."""
 

@@ -73,8 +73,7 @@ class EvidencePart:
                 "a standard error needs two samples or more of each window; use "
                 "SampledPDA(...).evidence(inputs, n_samples=10)"
             )
-        errors = self.reading.pick(self.errors, target)
-        return errors * self.reading.slope(target)(self.scores)
+        return self.reading.errors(self.errors, self.scores, target)
 
     def map(self, values: Tensor, space: tuple[int, ...]) -> Tensor:
         """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space)."""

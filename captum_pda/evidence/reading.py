@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.prediction.measures import Measure
-from captum_pda.prediction.targets import target_columns
+from captum_pda.prediction.targets import masked_columns, target_columns
 
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]
@@ -25,32 +25,46 @@ class Reading:
         output_shape: the shape of one example's output, whose flat columns these are.
         output: "logits", "probabilities" or "raw".
         measure: what differences are measured in.
+        summed: whether the columns are those of a region, which is explained as a whole: as the
+            sum over its columns.
     """
 
     output_shape: tuple[int, ...]
     output: str
     measure: Measure
+    summed: bool = False
 
     def quantity(self, target: TargetType, name: str = "target") -> Quantity:
         """What is measured of ``target``."""
-        return lambda scores: self.measure.value(self.pick(scores, target, name))
+        return lambda scores: self.measure.value(self.pick(scores, target, name)).sum(dim=2)
 
     def rather(self, first: TargetType, second: TargetType) -> Quantity:
         """What speaks for ``first`` rather than ``second``."""
         return lambda scores: self.measure.contrast(
             self.pick(scores, first, "first"), self.pick(scores, second, "second")
-        )
+        ).sum(dim=2)
 
     def prediction(self, target: TargetType) -> Quantity:
-        """The probability of ``target``, or its raw output."""
-        return lambda scores: self.measure.prediction(self.pick(scores, target))
+        """The probability of ``target``, or its raw output; the mean of those of a region."""
+        return lambda scores: self.measure.prediction(self.pick(scores, target)).mean(dim=2)
 
-    def slope(self, target: TargetType) -> Quantity:
-        """How fast the measured quantity changes with the score."""
-        return lambda scores: self.measure.slope(self.pick(scores, target))
+    def errors(self, errors: Tensor, scores: Tensor, target: TargetType) -> Tensor:
+        """The standard errors of the measured quantity, from those of the scores, (N, W)."""
+        picked = self.pick(errors, target)
+        if picked.shape[2] > 1:
+            raise ValueError(
+                "a sum over a region has no standard error here: its outputs err together; ask for "
+                "one output of it"
+            )
+        return (picked * self.measure.slope(self.pick(scores, target))).squeeze(2)
 
     def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
-        """Each example's own column of (N, W, columns) scores, (N, W)."""
+        """The columns of (N, W, columns) scores that are explained: one, or those of a region."""
+        if self.summed and target is None:
+            return scores
+        region = masked_columns(target, self.output_shape, name)
+        if region is not None:
+            return scores[..., region]
         columns = target_columns(target, len(scores), self.output_shape, name)
         index = torch.tensor(columns, device=scores.device)[:, None, None]
-        return scores.gather(2, index.expand(-1, scores.shape[1], 1)).squeeze(2)
+        return scores.gather(2, index.expand(-1, scores.shape[1], 1))

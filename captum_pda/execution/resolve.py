@@ -17,7 +17,7 @@ from captum_pda.prediction.inputs import check_choice
 from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import Readout
-from captum_pda.prediction.targets import target_columns, watched_columns
+from captum_pda.prediction.targets import watched_columns
 from captum_pda.regions.arguments import RegionChoice
 
 
@@ -70,13 +70,12 @@ def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task
     with torch.no_grad():
         outputs = parts[0].depth.call.unperturbed()
         shape = tuple(outputs.shape[1:])
-        columns = None
-        if not request.all_outputs:
-            columns = tuple(target_columns(request.target, len(outputs), shape))
         readout = Readout.of(output, outputs)
+        reader = Reader(readout, shape)
+        if not request.all_outputs:
+            reader = Reader.of_target(readout, request.target, len(outputs), shape)
     # Reading the outputs has waited for the device.
     seconds_per_pass = (time.perf_counter() - start) / len(outputs)
-    reader = Reader(readout, shape, columns)
     seen = reader.read(outputs)
     task = Task(parts, reader, seen, (seen,) * len(parts), seconds_per_pass)
     return replace(task, references=_references(task))
@@ -89,6 +88,11 @@ def resolve_sampling(
     reader, ranks = task.reader, execution.ranks
     stopping = None
     if tolerance.bound is not None:
+        if reader.region is not None:
+            raise ValueError(
+                "tolerance bounds the error of one output, and target is a mask of several; leave "
+                "tolerance out, or explain one output"
+            )
         bounded = [0] * task.n_examples
         if reader.columns is None:
             bounded = watched_columns(
@@ -104,7 +108,14 @@ def resolve_sampling(
     ]
     call = task.parts[0].depth.call
     device = call.given[0].device.type
-    asked = (plan, reader.output_shape, reader.columns, sampling.n_samples, tolerance.bound)
+    asked = (
+        plan,
+        reader.output_shape,
+        reader.columns,
+        reader.region,
+        sampling.n_samples,
+        tolerance.bound,
+    )
     how = (execution.perturbations_per_eval, reader.readout.output, device)
     seed = agree((*asked, *how), call.given, sampling.seed, ranks)
     return Sampling(sampling.n_samples, seed, sampling.keep_errors, stopping)

@@ -26,10 +26,9 @@ from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
 from captum_pda.prediction.inputs import check_choice, check_inputs
 from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import check_outputs, evaluation_mode, own_copies
+from captum_pda.prediction.model_call import evaluation_mode, run_as_given
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
-from captum_pda.prediction.targets import target_columns
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.arguments import Extents, RegionChoice
@@ -136,14 +135,13 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         """The gradient of each example's measured prediction with respect to its inputs."""
 
         def measured(*arguments: Any) -> Tensor:
-            outputs = check_outputs(self.forward_func(*own_copies(arguments)), tensors)
-            columns = target_columns(target, len(outputs), tuple(outputs.shape[1:]))
+            outputs = run_as_given(self.forward_func, arguments, len(tensors))
             readout = Readout.of(self.output, outputs.detach())
-            reader = Reader(readout, tuple(outputs.shape[1:]), tuple(columns))
+            reader = Reader.of_target(readout, target, len(outputs), tuple(outputs.shape[1:]))
             scores = reader.read(outputs)
             # Where a probability was rounded, its slope is lost: the map would be blank.
             readout.check_saturation(scores.detach())
-            return self.measure.value(scores).squeeze(1)
+            return self.measure.value(scores).sum(dim=1)
 
         additional = format_additional_forward_args(additional_forward_args)
         # Copies that can carry gradients, whatever mode the caller is in.

@@ -200,7 +200,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         """What is known of a run, by any rank, as evidence."""
         task = run.task
         call = task.parts[0].depth.call
-        reading = Reading(task.reader.kept_shape, self.output, self.measure)
+        reading = Reading(
+            task.reader.kept_shape, self.output, self.measure, task.reader.region is not None
+        )
         known = zip(task.parts, task.references, run.together(), strict=True)
         parts = tuple(
             EvidencePart(

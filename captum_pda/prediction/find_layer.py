@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from captum_pda.prediction.layer_call import ROUNDINGS, Layer, LayerCall, with_noise
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
-from captum_pda.prediction.model_call import ModelCall, one_row_each
+from captum_pda.prediction.model_call import ModelCall
+from captum_pda.prediction.outputs import one_row_each
 
 #: A map of fewer places hardly tells one place of the input from another.
 ENOUGH_PLACES = 16

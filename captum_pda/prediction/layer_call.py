@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, map_layout
-from captum_pda.prediction.model_call import ModelCall, one_row_each
+from captum_pda.prediction.model_call import ModelCall
+from captum_pda.prediction.outputs import one_row_each
 
 #: Differences of this many units of rounding are no surprise.
 ROUNDINGS = 1e3

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
-from captum_pda.basics.errors import warn_user
+from captum_pda.basics.errors import BatchDimensionError, warn_user
+from captum_pda.prediction.outputs import check_outputs, one_row_each
 
 
 class Call(Protocol):
@@ -73,8 +74,8 @@ class ModelCall:
 
     def unperturbed(self) -> Tensor:
         """The model's checked outputs for the inputs as they are, (N, ...)."""
-        arguments = own_copies((*self.inputs, *self._additional))
-        return check_outputs(self._forward_func(*arguments), self.inputs)
+        arguments = (*self.inputs, *self._additional)
+        return run_as_given(self._forward_func, arguments, len(self.inputs))
 
     @property
     def values_per_example(self) -> int:
@@ -121,32 +122,41 @@ def _is_per_example(argument: Any, n_examples: int) -> bool:
     return isinstance(argument, Tensor) and argument.dim() > 0 and len(argument) == n_examples
 
 
-def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Refuse outputs that are not one floating-point row an example."""
-    if not isinstance(outputs, Tensor):
-        raise TypeError(
-            f"the model returned {type(outputs).__name__} where a tensor was expected; wrap it in "
-            "a function that returns the tensor, such as lambda x: model(x)[0]"
-        )
-    if not outputs.is_floating_point():
-        raise TypeError(
-            f"the model returned dtype {outputs.dtype}; evidence needs its scores, not labels: "
-            "return logits or probabilities"
-        )
-    return one_row_each(outputs, len(inputs[0]))
+def run_as_given(
+    forward_func: Callable[..., Any], arguments: tuple[Any, ...], n_inputs: int
+) -> Tensor:
+    """The model's checked outputs for arguments of which the first ``n_inputs`` are explained.
+
+    Raises:
+        BatchDimensionError: the model fails, and does not where each of them is one example.
+    """
+    inputs = arguments[:n_inputs]
+    try:
+        return check_outputs(forward_func(*own_copies(arguments)), inputs)
+    except Exception as error:
+        single = tuple(tensor.unsqueeze(0) for tensor in inputs)
+        if not _succeeds(forward_func, (*single, *arguments[n_inputs:]), single):
+            raise
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        raise BatchDimensionError(
+            f"inputs of shape {shapes} have no batch dimension: the model takes "
+            f"{' and '.join(str(tuple(tensor.shape)) for tensor in single)}. Give it one example "
+            "as a batch of one, inputs.unsqueeze(0)"
+        ) from error
 
 
-def one_row_each(outputs: Tensor, n_rows: int) -> Tensor:
-    """Refuse outputs that are not one row for each copy."""
-    if n_rows == 1 and (outputs.dim() == 0 or len(outputs) != 1):
-        # A model that squeezes its outputs has dropped the batch dimension.
-        return outputs.unsqueeze(0)
-    if outputs.dim() == 0 or len(outputs) != n_rows:
-        raise ValueError(
-            f"the model returned shape {tuple(outputs.shape)} for {n_rows} examples; the first "
-            "dimension must be the batch"
-        )
-    return outputs
+def _succeeds(
+    forward_func: Callable[..., Any], arguments: tuple[Any, ...], inputs: tuple[Tensor, ...]
+) -> bool:
+    """Whether the model gives one row of outputs, after it has failed on something else."""
+    if any(tensor.dim() > 5 for tensor in inputs):
+        return False
+    try:
+        with torch.no_grad():
+            check_outputs(forward_func(*own_copies(arguments)), inputs)
+    except Exception:
+        return False
+    return True
 
 
 @contextmanager

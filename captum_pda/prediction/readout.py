@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_pda.basics import device_sync
 from captum_pda.basics.errors import warn_user
 
-OUTPUTS = ("logits", "probabilities", "raw")
+OUTPUTS = ("logits", "multilabel", "probabilities", "raw")
 
 #: How far a row of outputs that look like probabilities may be from a sum of 1.
 SUM_TOLERANCE = 1e-2
@@ -28,7 +28,7 @@ class Readout:
     """How to read a model's outputs.
 
     Args:
-        output: "logits", "probabilities" or "raw".
+        output: "logits", "multilabel" (a sigmoid logit for each label), "probabilities" or "raw".
         softmax: whether the outputs are logits of classes (dimension 1) that compete, so that the
             odds of one are against all the others. Otherwise each logit or probability is a
             yes-or-no question of its own; where probabilities do compete that makes no
@@ -60,15 +60,21 @@ class Readout:
                     "are scores before a softmax or sigmoid, use output='logits'"
                 )
             return cls(output, False, outputs.dtype)
+        if outputs.dim() == 1:
+            warn_user(
+                f"output={output!r} reads the model's one number per example as the logit of a "
+                "yes-or-no question; for a similarity, a distance or a regression use "
+                "output='raw'. A logit of shape (N, 1) says so without this warning"
+            )
         if several and within:
             apart = (outputs.float().sum(1) - 1).abs()
             if outputs.numel() >= MANY or device_sync.is_true((apart < SUM_TOLERANCE).all()):
                 warn_user(
-                    "output='logits' but the model's outputs all lie between 0 and 1, as "
+                    f"output={output!r} but the model's outputs all lie between 0 and 1, as "
                     "probabilities do; if it ends in a softmax or sigmoids, use "
                     "output='probabilities'"
                 )
-        return cls(output, several, outputs.dtype)
+        return cls(output, several and output == "logits", outputs.dtype)
 
     def every(self, outputs: Tensor) -> Tensor:
         """The scores of all outputs, (rows, columns)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -36,6 +37,45 @@ def target_columns(
         return [0] * n_examples
     targets = _one_each(target, n_examples, name)
     return [_column(item, output_shape, name) for item in targets]
+
+
+def masked_columns(
+    target: object, output_shape: tuple[int, ...], name: str = "target"
+) -> list[int] | None:
+    """The flat columns of a region of outputs, or None where ``target`` is not a mask.
+
+    Args:
+        target: a boolean mask of the outputs of one example, or (class, mask) with a mask of the
+            places that each class has a score for, as in segmentation.
+        output_shape: the shape of one example's output, ``outputs.shape[1:]``.
+        name: what to call the argument in an error.
+    """
+    mask: Any = target
+    if isinstance(target, tuple) and len(target) == 2 and _is_mask(target[1]):
+        places = output_shape[1:]
+        if tuple(target[1].shape) != places or not places:
+            raise ValueError(
+                f"{name} has a mask of shape {tuple(target[1].shape)} where each class has scores "
+                f"of shape {places}; give a mask of that shape"
+            )
+        first = _column((target[0], *(0 for _ in places)), output_shape, name)
+        mask = torch.zeros(output_shape, dtype=torch.bool)
+        mask[first // math.prod(places)] = torch.as_tensor(target[1]).cpu()
+    elif not _is_mask(target):
+        return None
+    if tuple(mask.shape) != tuple(output_shape):
+        raise ValueError(
+            f"{name} is a mask of shape {tuple(mask.shape)} for outputs of shape "
+            f"{tuple(output_shape)} per example; give one of that shape, or (class, mask)"
+        )
+    columns = device_sync.as_integers(torch.as_tensor(mask).reshape(-1).nonzero().squeeze(1))
+    if not columns:
+        raise ValueError(f"{name} is a mask without a True; there is nothing to explain")
+    return columns
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
 
 
 def watched_columns(
