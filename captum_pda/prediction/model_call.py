@@ -132,7 +132,7 @@ def run_as_given(
     """
     inputs = arguments[:n_inputs]
     try:
-        return check_outputs(forward_func(*own_copies(arguments)), inputs)
+        outputs = forward_func(*own_copies(arguments))
     except Exception as error:
         single = tuple(tensor.unsqueeze(0) for tensor in inputs)
         if not _succeeds(forward_func, (*single, *arguments[n_inputs:]), single):
@@ -143,6 +143,7 @@ def run_as_given(
             f"{' and '.join(str(tuple(tensor.shape)) for tensor in single)}. Give it one example "
             "as a batch of one, inputs.unsqueeze(0)"
         ) from error
+    return check_outputs(outputs, inputs)
 
 
 def _succeeds(

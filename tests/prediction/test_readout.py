@@ -50,7 +50,9 @@ def test_a_single_column_is_one_sigmoid_logit():
     torch.testing.assert_close(readout.column(outputs, 0), outputs)
     torch.testing.assert_close(readout.every(outputs), outputs)
     flat = torch.tensor([1.5, -2.0])
-    torch.testing.assert_close(Readout.of("logits", flat).column(flat, 0), flat[:, None])
+    with pytest.warns(UserWarning, match="yes-or-no question"):
+        readout = Readout.of("logits", flat)
+    torch.testing.assert_close(readout.column(flat, 0), flat[:, None])
 
 
 def test_classes_of_a_dense_output_compete_at_their_own_place():
