@@ -1,0 +1,1 @@
+"""The parts of benchmarks/faithfulness.py: networks, maps, scores and the table."""
