@@ -53,10 +53,11 @@ def main() -> None:
     if unknown:
         sys.exit(f"--methods: {unknown[0]!r} is not known; there are {'; '.join(METHODS)}")
     if not options.table:
-        for name in methods:
-            for photo in photos:
+        # Photo by photo, so that a table of some photos has all methods.
+        for photo in photos:
+            for name in methods:
                 make(network, store, photo, name, options)
-            print(name, "is done", file=sys.stderr, flush=True)
+            print(photo.name, "is done", file=sys.stderr, flush=True)
     print(table(store, methods, [photo.name for photo in photos]))
 
 

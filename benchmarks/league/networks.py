@@ -38,7 +38,7 @@ class Network:
         self.model.register_forward_pre_hook(self._count)
 
     def _count(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.passes += len(inputs[0])
+        self.passes += inputs[0].shape[0]
 
     @property
     def forward(self) -> Callable[[Tensor], Tensor]:

@@ -31,7 +31,10 @@ def efficient(**arguments: Any) -> MakeMap:
     def make(network: Network, photo: Photo) -> Tensor:
         method = EfficientPDA(_forward(network), engine=_engine(network))
         some = _for_side(arguments, photo)
-        return method.attribute(photo.image, target=photo.target, **some)[0, 0]
+        found = method.attribute(
+            photo.image, target=photo.target, perturbations_per_eval=_batch(network), **some
+        )
+        return found[0, 0]
 
     return make
 
@@ -43,7 +46,13 @@ def sampled(size: int, n_samples: int) -> MakeMap:
         torch.manual_seed(0)
         method = SampledPDA(_forward(network), engine=_engine(network))
         some = _for_side({"sliding_window_shapes": size, "strides": size // 2}, photo)
-        found = method.attribute(photo.image, target=photo.target, n_samples=n_samples, **some)
+        found = method.attribute(
+            photo.image,
+            target=photo.target,
+            n_samples=n_samples,
+            perturbations_per_eval=_batch(network),
+            **some,
+        )
         return found[0, 0]
 
     return make
@@ -62,6 +71,10 @@ def _engine(network: Network) -> str:
     return "auto" if network.fast is None else "dense"
 
 
+def _batch(network: Network) -> int | None:
+    return None if network.fast is None else BATCH
+
+
 def _for_side(arguments: dict[str, Any], photo: Photo) -> dict[str, Any]:
     """Sizes and strides in proportion to the photo's side."""
     side = photo.image.shape[-1]
@@ -73,7 +86,7 @@ def _for_side(arguments: dict[str, Any], photo: Photo) -> dict[str, Any]:
 
     return {
         name: scaled(value) if name != "context" else value for name, value in arguments.items()
-    } | {"perturbations_per_eval": BATCH}
+    }
 
 
 def _one_size(size: int, context: str) -> MakeMap:
