@@ -1,6 +1,9 @@
 """Everything taken from Captum, in one place: the only file that imports its private helpers."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from captum._utils.common import (
     _format_additional_forward_args,
@@ -31,6 +34,51 @@ def format_tensor_into_tuples(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tens
     return formatted
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Arguments of Captum's other methods, and what says the same here.
+ELSEWHERE = {
+    "abs": "attributions have signs; take .abs() of them",
+    "attribute_to_layer_input": "LayerPDA explains a layer",
+    "baselines": "what stands in for a window is the constructor's prior=; for a constant, "
+    "prior=ConstantPrior(0.0)",
+    "engine": "it is an argument of the constructor",
+    "internal_batch_size": "perturbations_per_eval= of EfficientPDA, SampledPDA and PDA says how "
+    "many copies go through the model at once",
+    "measure": "it is an argument of the constructor",
+    "n_samples": "SampledPDA draws samples",
+    "n_steps": "nothing is integrated; strides= says how fine the map is",
+    "nt_samples": "wrap the method: captum.attr.NoiseTunnel(method).attribute(...)",
+    "nt_type": "wrap the method: captum.attr.NoiseTunnel(method).attribute(...)",
+    "output": "it is an argument of the constructor",
+    "perturbations_per_eval": "one pass explains all windows at once",
+    "prior": "it is an argument of the constructor",
+    "process_group": "it is an argument of the constructor",
+    "return_convergence_delta": "differences of predictions do not add up to the output, so there "
+    "is no convergence delta",
+    "show_progress": "one pass explains all windows at once",
+    "stdevs": "wrap the method: captum.attr.NoiseTunnel(method).attribute(...)",
+    "windows": "evidence(..., windows=...) takes some windows only",
+}
+
+
+def captum_method(method: Callable[P, R]) -> Callable[P, R]:
+    """Log the use of ``attribute`` as Captum's methods do, and answer their arguments with ours."""
+    known = inspect.signature(method).parameters
+    logged: Callable[P, R] = log_usage(part_of_slo=True)(method)
+
+    @wraps(method)
+    def attribute(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known and name in ELSEWHERE:
+                owner = type(args[0]).__name__
+                raise TypeError(f"{owner}.attribute has no argument {name}: {ELSEWHERE[name]}")
+        return logged(*args, **kwargs)
+
+    return attribute
+
+
 def readable_name(name: str) -> str:
     """A class name in words, as Captum's ``get_name`` has it, with PDA left whole."""
     return f"{name.removesuffix('PDA')} PDA".strip()
@@ -42,9 +90,9 @@ __all__ = [
     "PerturbationAttribution",
     "TargetType",
     "TensorOrTupleOfTensorsGeneric",
+    "captum_method",
     "format_additional_forward_args",
     "format_output",
     "format_tensor_into_tuples",
-    "log_usage",
     "readable_name",
 ]

@@ -42,15 +42,19 @@ def attach_result(error: BaseException, result: object) -> None:
         error.add_note("what was finished by then is in this exception's .result")
 
 
-#: Packages whose lines are not the user's own.
-INTERNAL = {"captum_pda", "captum", "contextlib"}
+#: Packages and modules whose lines are not the user's own; the last carries out ``no_grad``.
+INTERNAL = {"captum_pda", "captum", "contextlib", "torch.utils._contextlib"}
 
 
 def warn_user(message: str) -> None:
     """Warn at the innermost line that is neither this library's nor Captum's."""
     level = 2
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in INTERNAL:
+    while frame.f_back and _is_internal(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
         level += 1
     warnings.warn(message, stacklevel=level)
+
+
+def _is_internal(module: str) -> bool:
+    return module in INTERNAL or module.partition(".")[0] in INTERNAL

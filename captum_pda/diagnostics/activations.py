@@ -102,6 +102,7 @@ def activation_statistics(
     units = _Activations(pda.forward_func, layer, of)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
     settings: dict[str, Any] = {"prior": pda.prior, "output": "raw", "engine": "dense"}
+    settings["process_group"] = pda.process_group
     at_mean = EfficientPDA(units, **settings).evidence(*common, windows=grid.pick([number]))
     # The same window many times with one sample each, so that every sample is kept apart.
     samples = SampledPDA(units, **settings).evidence(

@@ -17,9 +17,9 @@ from captum_pda._captum import TargetType
 from captum_pda.diagnostics.some_windows import (
     target_or_predicted,
     with_conditional_mean,
+    with_prior,
     with_samples,
 )
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.prediction.inputs import check_count
@@ -118,7 +118,7 @@ def algorithm_agreement(
     passes = (perturbations_per_eval, show_progress)
     efficient, sampled = with_conditional_mean(pda), with_samples(pda)
     averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
-    empirical = EfficientPDA(pda.forward_func, averaging, pda.output, pda.measure, pda.engine)
+    empirical = with_prior(pda, averaging)
     gradient = GradientPDA(pda.forward_func, pda.prior, pda.output, pda.measure)
     evidence = efficient.evidence(inputs, *windows, *passes)
     target = target_or_predicted(target, evidence)

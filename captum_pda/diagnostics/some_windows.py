@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.prediction.inputs import check_count, check_images
+from captum_pda.priors import PatchPrior
 from captum_pda.regions.arguments import Extents, make_grids
 from captum_pda.regions.window_grid import WindowGrid
 
@@ -51,13 +53,27 @@ def random_windows(
 
 
 def with_samples(pda: PerturbationPDA) -> SampledPDA:
-    """SampledPDA with the same model, prior, output, measure and engine."""
-    return SampledPDA(pda.forward_func, pda.prior, pda.output, pda.measure, pda.engine)
+    """SampledPDA with the same model, prior and settings."""
+    return SampledPDA(pda.forward_func, pda.prior, **_settings(pda))
 
 
 def with_conditional_mean(pda: PerturbationPDA) -> EfficientPDA:
-    """EfficientPDA with the same model, prior, output, measure and engine."""
-    return EfficientPDA(pda.forward_func, pda.prior, pda.output, pda.measure, pda.engine)
+    """EfficientPDA with the same model, prior and settings."""
+    return with_prior(pda, pda.prior)
+
+
+def with_prior(pda: PerturbationPDA, prior: PatchPrior | None) -> EfficientPDA:
+    """EfficientPDA with the same model and settings, and another prior."""
+    return EfficientPDA(pda.forward_func, prior, **_settings(pda))
+
+
+def _settings(pda: PerturbationPDA) -> dict[str, Any]:
+    return {
+        "output": pda.output,
+        "measure": pda.measure,
+        "engine": pda.engine,
+        "process_group": pda.process_group,
+    }
 
 
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:

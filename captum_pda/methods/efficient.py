@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import conditional_mean
 from captum_pda.execution.resolve import Request
@@ -34,7 +35,8 @@ class EfficientPDA(PerturbationPDA):
         >>> attributions = EfficientPDA(model).attribute(image, target=3)
     """
 
-    @log_usage()  # type: ignore[untyped-decorator]
+    @captum_method
+    @torch.no_grad()
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,

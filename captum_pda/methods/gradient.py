@@ -12,9 +12,9 @@ from captum_pda._captum import (
     GradientAttribution,
     TargetType,
     TensorOrTupleOfTensorsGeneric,
+    captum_method,
     format_additional_forward_args,
     format_output,
-    log_usage,
     readable_name,
 )
 from captum_pda.basics import device_sync
@@ -78,6 +78,11 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         """The name for titles: "Gradient PDA"."""
         return readable_name(cls.__name__)
 
+    @property
+    def multiplies_by_inputs(self) -> bool:
+        """True: the gradient is multiplied by what would change in the input."""
+        return True
+
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
         return {
@@ -86,7 +91,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             "measure": self.measure.settings(),
         }
 
-    @log_usage()  # type: ignore[untyped-decorator]
+    @captum_method
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,

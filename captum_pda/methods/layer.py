@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_pda._captum import LayerAttribution, TargetType, log_usage
+from captum_pda._captum import LayerAttribution, TargetType, captum_method
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import Contents, conditional_mean
@@ -105,7 +105,8 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         """Whether only the rest of the model was run, and if not, why. None before a first run."""
         return self._layer_report
 
-    @log_usage()  # type: ignore[untyped-decorator]
+    @captum_method
+    @torch.no_grad()
     def attribute(
         self,
         inputs: Tensor | tuple[Tensor, ...],

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.basics.errors import warn_user
 from captum_pda.engines import Engine
 from captum_pda.evidence.window_evidence import WindowEvidence
@@ -88,7 +89,8 @@ class PDA(PerturbationPDA):
         """What the evidence depends on beside the model and the arguments, as plain values."""
         return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
 
-    @log_usage()  # type: ignore[untyped-decorator]
+    @captum_method
+    @torch.no_grad()
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,

@@ -121,6 +121,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             "measure": self.measure.settings(),
         }
 
+    def attribute_future(self, *arguments: Any, **options: Any) -> None:
+        """Not implemented: a model is asked here and now."""
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
+
     @property
     def engine_report(self) -> EngineReport | None:
         """Which engine ran last, why, and how it compares with the dense one where some windows

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, log_usage
+from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.basics import device_sync
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.resolve import Request, Tolerance
@@ -38,7 +38,8 @@ class SampledPDA(PerturbationPDA):
 
     _needs = "sample"
 
-    @log_usage()  # type: ignore[untyped-decorator]
+    @captum_method
+    @torch.no_grad()
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,

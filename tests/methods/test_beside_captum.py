@@ -1,0 +1,122 @@
+"""Our methods in the hands of Captum and Quantus, which know nothing of them."""
+
+import inspect
+
+import pytest
+import torch
+from captum.attr import NoiseTunnel
+from captum.metrics import infidelity, sensitivity_max
+from conftest import METHODS, make_classifier, make_images
+
+from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
+
+WINDOWS = {"sliding_window_shapes": 4, "strides": 4}
+
+
+@pytest.mark.parametrize(
+    ("argument", "ours"),
+    [
+        ("baselines", "prior=ConstantPrior"),
+        ("internal_batch_size", "perturbations_per_eval="),
+        ("n_steps", "strides="),
+        ("return_convergence_delta", "no convergence delta"),
+        ("nt_samples", "NoiseTunnel"),
+        ("prior", "constructor"),
+    ],
+)
+def test_arguments_of_other_methods_are_answered_with_ours(method, argument, ours, images):
+    pda = method(make_classifier())
+    with pytest.raises(TypeError, match=rf"{method.__name__}.attribute has no.*{argument}.*{ours}"):
+        pda.attribute(images, 1, **{argument: 1})
+
+
+def test_an_argument_that_nobody_has_is_pythons_error(method, images):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'strids'"):
+        method(make_classifier()).attribute(images, 1, strids=2)
+
+
+def test_the_signature_is_that_of_the_method(method):
+    names = list(inspect.signature(method.attribute).parameters)
+    assert names[:4] == ["self", "inputs", "target", "additional_forward_args"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (EfficientPDA, "Efficient PDA"),
+        (SampledPDA, "Sampled PDA"),
+        (GradientPDA, "Gradient PDA"),
+        (LayerPDA, "Layer PDA"),
+        (PDA, "PDA"),
+    ],
+)
+def test_what_captum_documents_of_every_attribution(kind, name):
+    pda = kind(make_classifier())
+    assert kind.get_name() == name
+    assert pda.has_convergence_delta() is False
+    assert pda.multiplies_by_inputs is True
+
+
+@pytest.mark.parametrize("kind", [EfficientPDA, SampledPDA, PDA])
+def test_perturbation_methods_run_without_gradients_and_leave_them_on(kind, images):
+    seen = []
+    model = make_classifier()
+    model.register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    kind(model).attribute(images, 1)
+    assert seen
+    assert not any(seen)
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_a_noise_tunnel_takes_our_methods(kind, images):
+    tunnel = NoiseTunnel(kind(make_classifier()))
+    torch.manual_seed(0)
+    found = tunnel.attribute(images, nt_samples=2, stdevs=0.0, target=1, **WINDOWS)
+    torch.manual_seed(0)
+    expected = kind(make_classifier()).attribute(images, target=1, **WINDOWS)
+    if kind is not SampledPDA:  # which draws anew
+        torch.testing.assert_close(found, expected)
+    assert found.shape == images.shape
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_infidelity_and_sensitivity_take_our_methods(kind, images):
+    model = make_classifier()
+    pda = kind(model)
+    attributions = pda.attribute(images, target=1, **WINDOWS)
+
+    def perturb(inputs):
+        noise = 0.1 * torch.randn_like(inputs)
+        return noise, inputs - noise
+
+    torch.manual_seed(0)
+    assert infidelity(model, perturb, images, attributions, target=1).isfinite().all()
+    found = sensitivity_max(pda.attribute, images, target=1, n_perturb_samples=2, **WINDOWS)
+    assert found.shape == (2,)
+    assert (found > 0).all()
+
+
+def explain_for_quantus(model, inputs, targets, **_):
+    """What Quantus calls an explanation function: NumPy arrays in, NumPy arrays out."""
+    images = torch.as_tensor(inputs, dtype=torch.float32)
+    maps = EfficientPDA(model.eval()).attribute(images, [int(t) for t in targets], **WINDOWS)
+    return maps.sum(1, keepdim=True).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of Quantus and what it imports
+def test_quantus_can_call_our_methods():
+    quantus = pytest.importorskip("quantus")
+    images = make_images(2, 3, 9, 9).float().numpy()
+    model = make_classifier().float()
+    scores = quantus.MaxSensitivity(nr_samples=2, disable_warnings=True)(
+        model=model,
+        x_batch=images,
+        y_batch=torch.tensor([1, 2]).numpy(),
+        a_batch=None,
+        explain_func=explain_for_quantus,
+        device="cpu",
+    )
+    assert len(scores) == 2
+    assert all(score > 0 for score in scores)
