@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py                        # the table, window 10, stride 10, 224x224
     python benchmarks/speed.py --networks resnet18 --stride 2 --skip-occlusion
-    python benchmarks/speed.py --receptive-field      # the approximate mode on photos
+    python benchmarks/speed.py --max-box-fraction      # the approximate mode on photos
     python benchmarks/speed.py --paper                # against sampling window by window
     python benchmarks/speed.py --profile              # where the incremental engine's time goes
 
@@ -194,7 +194,7 @@ def photos() -> dict[str, Tensor]:
     return images
 
 
-def receptive_field(stride: int, rounds: int) -> None:
+def max_box_fraction(stride: int, rounds: int) -> None:
     """Speed of the approximate mode, and its correlation with exact maps of photos."""
     model = load("efficientnet_lite0", trained=True)
     images = photos()
@@ -207,7 +207,7 @@ def receptive_field(stride: int, rounds: int) -> None:
         },
         rounds,
     )
-    print("\n| receptive_field | exact / approximate time | correlation with exact: ", end="")
+    print("\n| max_box_fraction | exact / approximate time | correlation with exact: ", end="")
     print(" | ".join(images) + " |")
     print("| --- " * (2 + len(images)) + "|")
     maps = {
@@ -226,7 +226,7 @@ def _map(model: nn.Module, image: Tensor, stride: int, share: float | None) -> T
     """The evidence for the predicted class, with the default prior."""
     with torch.no_grad():
         target = int(model(image).argmax())
-    pda = EfficientPDA(model, engine=IncrementalEngine(receptive_field=share))
+    pda = EfficientPDA(model, engine=IncrementalEngine(max_box_fraction=share))
     found = pda.attribute(image, target=target, sliding_window_shapes=WINDOW, strides=stride)
     return found[:, 0].flatten()
 
@@ -254,7 +254,7 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--skip-occlusion", action="store_true")
     parser.add_argument("--skip-dense", action="store_true")
-    parser.add_argument("--receptive-field", action="store_true")
+    parser.add_argument("--max-box-fraction", action="store_true")
     parser.add_argument("--paper", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="seconds only, to see that it runs")
@@ -262,8 +262,8 @@ if __name__ == "__main__":
     if chosen.tiny:
         SIZE, BATCH_SIZES = 64, (1,)
         chosen.networks, chosen.stride, chosen.rounds = ["squeezenet1_1"], 10, 1
-    if chosen.receptive_field:
-        receptive_field(chosen.stride, chosen.rounds)
+    if chosen.max_box_fraction:
+        max_box_fraction(chosen.stride, chosen.rounds)
     elif chosen.profile:
         where_the_time_goes(chosen.networks)
     elif chosen.paper:

@@ -20,6 +20,9 @@ nn_functions: ModuleType = torch._C._nn
 #: A context in which subclasses of tensors are treated as ordinary ones.
 without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
+#: The same, in which modes don't see functions either.
+without_torch_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
+
 
 def make_wrapper_subclass(
     cls: type[T], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -32,6 +35,21 @@ def make_wrapper_subclass(
 def version(tensor: Tensor) -> int | None:
     """How often a tensor's memory was written to; None for inference tensors, without a count."""
     return None if tensor.is_inference() else tensor._version
+
+
+def operator_schemas(func: Callable[..., Any]) -> list[Any]:
+    """What an operation of ``torch.ops`` takes, a schema for each overload; [] for others."""
+    if isinstance(func, torch._ops.OpOverload):
+        return [func._schema]
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        names: list[str] = func.overloads()  # type: ignore[no-untyped-call]
+        return [getattr(func, name)._schema for name in names]
+    return []
+
+
+def named_schemas(name: str) -> list[Any]:
+    """What PyTorch's own operation of this name takes, a schema for each overload."""
+    return list(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
 
 
 def default_store() -> Any:
@@ -63,7 +81,10 @@ __all__ = [
     "default_store",
     "is_compiled_in_place",
     "make_wrapper_subclass",
+    "named_schemas",
     "nn_functions",
+    "operator_schemas",
     "version",
     "without_torch_function",
+    "without_torch_function_modes",
 ]

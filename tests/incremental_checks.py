@@ -43,4 +43,4 @@ def assert_same(
     found, expected, incremental = both_engines(forward, example, grid)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
     if stays:
-        assert incremental.run.went_dense == {}
+        assert incremental.went_dense == {}

@@ -131,7 +131,7 @@ class PreparedAuto:
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"the incremental engine failed: {error}")
         speed_up = _seconds_per_copy(self._dense, grid, fills, parts) / incremental_time
-        went_dense = dict(engine.run.went_dense)
+        went_dense = dict(engine.went_dense)
         if speed_up < WORTH_IT:
             return EngineReport("dense", NO_FASTER, speed_up, went_dense)
         return EngineReport("incremental", "it is faster here", speed_up, went_dense)

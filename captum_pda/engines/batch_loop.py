@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +28,9 @@ class BatchLoop:
 
     - A batch that does not fit in memory is halved, for all that share the ``batch_size``.
     - A model that can't take images with their channels last gets them contiguous.
-    - A model that can't run in inference mode is run without gradients only.
+
+    There are no gradients. Inference mode would save no time that can be measured, and a tensor
+    that the model keeps for later, such as a positional code, could not be used for training.
 
     Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far.
 
@@ -38,7 +39,6 @@ class BatchLoop:
         example: one row of what goes into the model, (1, C, *space).
         times: how many times an automatic batch size is multiplied, for rows that are not held in
             full.
-        inference: whether to start in inference mode, or without gradients only.
         before_retry: called before rows are tried again, to let go of what was held for them.
 
     What runs a batch reads ``channels_last`` to lay out its rows.
@@ -54,13 +54,11 @@ class BatchLoop:
         batch_size: BatchSize,
         example: Tensor,
         times: int = 1,
-        inference: bool = True,
         before_retry: Callable[[], object] = _nothing,
     ) -> None:
         self._batch_size = batch_size
         self._example = example
         self._times = times
-        self._inference = inference
         self._before_retry = before_retry
         #: Whether images and volumes have their channels last in memory; nothing else can.
         self.channels_last = example.dim() > 3
@@ -95,7 +93,7 @@ class BatchLoop:
         while done < len(order):
             some = order[done : done + self.at_once]
             try:
-                with self._no_gradients():
+                with torch.no_grad():
                     found = run_batch(some)
             except (RuntimeError, MemoryError) as error:
                 if not self._can_go_on(error, len(some)):
@@ -113,17 +111,12 @@ class BatchLoop:
         self.unfinished = None
         return results
 
-    def _no_gradients(self) -> AbstractContextManager[object]:
-        return torch.inference_mode() if self._inference else torch.no_grad()
-
     def _can_go_on(self, error: BaseException, n_rows: int) -> bool:
         """Whether the same rows can be tried again, in another way."""
         if is_out_of_memory(error) and n_rows > 1:
             self._batch_size.halve(n_rows)
         elif self.channels_last and "view size is not compatible" in str(error):
             self.channels_last = False
-        elif self._inference and "nference tensor" in str(error):
-            self._inference = False
         else:
             return False
         return True

@@ -72,5 +72,5 @@ class PreparedDense:
         return images if self._loop.channels_last else images.contiguous()
 
     def _let_go(self) -> None:
-        # It is too large, or made in inference mode.
+        # It is too large.
         self._buffer = self._example[:0]

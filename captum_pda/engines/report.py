@@ -20,7 +20,7 @@ class Audit:
         rounding: how far rounding alone takes the dense engine from itself, as such a share;
             None where the difference was too small to ask.
         agrees: whether rounding explains the difference.
-        approximate: whether differences were asked for (``receptive_field``).
+        approximate: whether differences were asked for (``max_box_fraction``).
     """
 
     n_windows: int = 0

@@ -189,7 +189,7 @@ class TestTheModel:
         for rows in (1, 2, 9):
             found, expected, prepared = both_engines(forward, EXAMPLE, GRID, rows)
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
-            assert prepared.run.went_dense == {"mul": "another operand is dense"}
+            assert prepared.went_dense == {"mul": "another operand is dense"}
 
     def test_values_that_leave_the_tensors(self) -> None:
         def forward(x: Tensor) -> Tensor:
@@ -275,9 +275,9 @@ class TestErrors:
             ).attribute(EXAMPLE, target=0)
 
     @pytest.mark.parametrize("share", [0, -0.1, 1.5])
-    def test_receptive_field(self, share: float) -> None:
-        with pytest.raises(ValueError, match="receptive_field"):
-            IncrementalEngine(receptive_field=share)
+    def test_max_box_fraction(self, share: float) -> None:
+        with pytest.raises(ValueError, match="max_box_fraction"):
+            IncrementalEngine(max_box_fraction=share)
 
 
 def test_a_type_that_a_rule_cannot_do_goes_dense() -> None:
@@ -287,7 +287,7 @@ def test_a_type_that_a_rule_cannot_do_goes_dense() -> None:
     grid = WindowGrid((4, 4, 4), (2, 2, 2), (1, 1, 1))
     found, expected, incremental = both_engines(model, example, grid)
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
-    assert "adaptive_avg_pool3d" in incremental.run.went_dense
+    assert "adaptive_avg_pool3d" in incremental.went_dense
 
 
 def fine_network() -> nn.Sequential:
@@ -299,10 +299,10 @@ def fine_network() -> nn.Sequential:
     return nn.Sequential(*layers).double().eval()
 
 
-class TestReceptiveField:
+class TestMaxBoxFraction:
     def test_whole_map_is_exact(self) -> None:
         exact, _, _ = both_engines(small_network(), EXAMPLE, GRID)
-        engine = IncrementalEngine(receptive_field=1.0)
+        engine = IncrementalEngine(max_box_fraction=1.0)
         whole = outputs_of(engine.prepare(small_network(), EXAMPLE, BatchSize(7)), GRID, EXAMPLE)
         torch.testing.assert_close(whole, exact, rtol=1e-10, atol=1e-11)
 
@@ -321,7 +321,7 @@ class TestReceptiveField:
     ) -> dict[float | None, Tensor]:
         return {
             share: EfficientPDA(
-                model, prior=ConstantPrior(0.0), engine=IncrementalEngine(receptive_field=share)
+                model, prior=ConstantPrior(0.0), engine=IncrementalEngine(max_box_fraction=share)
             ).attribute(example, target=1, sliding_window_shapes=4, strides=2)
             for share in shares
         }

@@ -70,7 +70,7 @@ def check(model: nn.Module, size: int) -> dict[str, str]:
     with torch.no_grad():
         change = (expected - model(example.double())).abs().max()
     assert (change > 1e-6 * spread).item()
-    return incremental.run.went_dense
+    return incremental.went_dense
 
 
 @pytest.mark.parametrize("name", NETWORKS)

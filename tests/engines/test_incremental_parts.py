@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from captum_pda import WindowGrid
 from captum_pda.engines.incremental import winograd
+from captum_pda.engines.incremental.call_cache import FORGOTTEN_AFTER, CallCache
 from captum_pda.engines.incremental.spans import Slide, Span
-from captum_pda.engines.incremental.unperturbed import FORGOTTEN_AFTER, Memory
 from captum_pda.engines.incremental.window_order import order_of_windows
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
@@ -57,7 +57,7 @@ def test_convolver_uses_winograd_where_it_may(
     monkeypatch.setattr(winograd, "convolve", lambda *args: called.append(True) or convolve(*args))
     maps, weight = torch.randn(2, 3, 8, 9).double(), torch.randn(4, 3, 3, 3).double()
     arguments = {"stride": 1, "padding": 0, "dilation": 1, **options}
-    convolver = winograd.Convolver(Memory())
+    convolver = winograd.Convolver(CallCache())
     for _ in range(2):
         found = convolver(F.conv2d, maps, weight, None, groups=1, **arguments)
         torch.testing.assert_close(found, F.conv2d(maps, weight, **arguments))
@@ -105,7 +105,7 @@ def test_spans_hold_all_that_can_differ(data: Any) -> None:
 
 
 def test_memory_knows_calls_by_their_arguments() -> None:
-    memory, calls = Memory(), []
+    memory, calls = CallCache(), []
 
     def double(tensor: torch.Tensor, *more: Any) -> torch.Tensor:
         calls.append(more)
@@ -120,7 +120,7 @@ def test_memory_knows_calls_by_their_arguments() -> None:
 
 
 def test_memory_forgets_what_is_no_longer_asked_for() -> None:
-    memory, tensor = Memory(), torch.ones(1)
+    memory, tensor = CallCache(), torch.ones(1)
     first = memory(torch.neg, tensor)
     for _ in range(FORGOTTEN_AFTER):
         memory.next_batch()
@@ -131,7 +131,7 @@ def test_memory_forgets_what_is_no_longer_asked_for() -> None:
 
 
 def test_memory_of_constants() -> None:
-    memory = Memory()
+    memory = CallCache()
     first = memory.constant(torch.ones(2))
     assert memory.constant(torch.ones(2)) is first
     assert memory.constant(torch.zeros(2)) is not first

@@ -152,13 +152,13 @@ def test_what_is_needed_twice_is_soon_computed_once(monkeypatch: pytest.MonkeyPa
     calls = []
     example = torch.randn(1, 3, 20, 24, dtype=torch.float64)
     prepared = IncrementalEngine().prepare(_two_uses, example, BatchSize(3))
-    real = prepared.run.convolve
+    real = prepared._state.convolve
 
     def counting(func: Callable[..., Tensor], *args: object) -> Tensor:
         calls.append(func)
         return real(func, *args)
 
-    monkeypatch.setattr(prepared.run, "convolve", counting)
+    monkeypatch.setattr(prepared._state, "convolve", counting)
     outputs_of(prepared, GRID[:3], example)
     assert len(calls) == 3
     calls.clear()

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import captum_pda
 from captum_pda import _torch
@@ -118,6 +119,18 @@ def test_without_torch_function_subclasses_are_ordinary():
         assert torch.equal(torch.add(tensor, 1), torch.ones(2))
 
 
+class Refusing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+def test_without_torch_function_modes_see_nothing():
+    """``torch._C.DisableTorchFunction``."""
+    with Refusing(), _torch.without_torch_function_modes():
+        ones = torch.add(torch.zeros(2).as_subclass(Wrapped), 1)
+    assert torch.equal(ones, torch.ones(2))
+
+
 def test_the_version_counts_writes_through_views():
     """``Tensor._version``."""
     tensor = torch.zeros(4)
@@ -127,6 +140,26 @@ def test_the_version_counts_writes_through_views():
     assert _torch.version(tensor) == before + 2
     with torch.inference_mode():
         assert _torch.version(torch.zeros(1)) is None
+
+
+def test_an_operation_says_what_it_writes():
+    """``OpOverload._schema``, and ``alias_info`` and ``is_write`` of its arguments."""
+    for func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add_):
+        for schema in _torch.operator_schemas(func):
+            written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+            assert written == ["self"]
+    assert _torch.operator_schemas(torch.add) == []
+
+
+def test_an_operation_says_what_it_takes():
+    """``torch._C._jit_get_schemas_for_operator``, and what its arguments tell of themselves."""
+    (schema,) = _torch.named_schemas("permute")
+    assert [argument.name for argument in schema.arguments] == ["self", "dims"]
+    (schema,) = _torch.named_schemas("layer_norm")
+    eps = schema.arguments[4]
+    assert (eps.name, eps.kwarg_only, eps.has_default_value()) == ("eps", False, True)
+    assert eps.default_value == 1e-5
+    assert _torch.named_schemas("there is no such operation") == []
 
 
 def test_the_default_store_counts(tmp_path):

@@ -68,13 +68,6 @@ class Boxed:
         """Whether the boxes cover the map."""
         return all(span.is_whole for span in self.spans)
 
-    @property
-    def unperturbed(self) -> Tensor:
-        """The unperturbed map, where there is one."""
-        if self.base is None:
-            raise ValueError("boxes that cover the map keep no unperturbed map")
-        return self.base
-
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the maps in full."""
@@ -87,6 +80,10 @@ class Boxed:
     def images(self) -> bool:
         """Whether the dimensions are (copies, channels, *space), as convolutions want them."""
         return self.space == tuple(range(2, 2 + len(self.spans)))
+
+    def copy(self) -> Boxed:
+        """The same maps as another object."""
+        return Boxed(self._values, self.spans, self.base, self.space)
 
     def like(self, values: Tensor, base: Tensor | None, space: tuple[int, ...] = ()) -> Boxed:
         """Other values at the same places."""
@@ -104,7 +101,7 @@ class Boxed:
         begins = list(map(_begin, self.spans, places))
         if None in begins:
             return self._pick(places, outside)
-        taken = inside = read_map(self.unperturbed, places, self.space, outside)
+        taken = inside = read_map(self.base, places, self.space, outside)
         for axis, span, begin in zip(self.space, self.spans, begins, strict=True):
             inside = inside.narrow(axis, begin or 0, span.length)
         inside.copy_(self.values)
@@ -112,7 +109,9 @@ class Boxed:
 
     def _pick(self, places: list[Integers], outside: float) -> Tensor:
         """Read places that lie differently about the boxes of different copies."""
-        boxes, unperturbed = _pixels(self.values, self.space), _pixels(self.unperturbed, self.space)
+        if self.base is None:
+            raise ValueError("boxes that cover the map keep no unperturbed map")
+        boxes, unperturbed = _pixels(self.values, self.space), _pixels(self.base, self.space)
         edge = unperturbed.new_full((1, unperturbed.shape[1]), outside)
         index = torch.from_numpy(self._pixel_numbers(places)).to(boxes.device)
         pixels = torch.cat([unperturbed, edge, boxes]).index_select(0, index.reshape(-1))
@@ -135,7 +134,7 @@ class Boxed:
     @cached_property
     def differences(self) -> Tensor:
         """How the boxes differ from the unperturbed map."""
-        return self.values - read_boxes(self.unperturbed, self.spans, self.space)
+        return self.values - read_boxes(self.base, self.spans, self.space)
 
     def _pixel_numbers(self, places: list[Integers]) -> Integers:
         """Where each place is found among the map's pixels, one pixel outside, the boxes'."""
@@ -198,15 +197,17 @@ def _begin(span: Span, places: Integers) -> int | None:
     return begin if inside and bool((first == begin).all()) else None
 
 
-def read_boxes(base: Tensor, spans: tuple[Span, ...], space: tuple[int, ...]) -> Tensor:
+def read_boxes(base: Tensor | None, spans: tuple[Span, ...], space: tuple[int, ...]) -> Tensor:
     """What an unperturbed map (1, ...) holds at boxes, also where they stick out of it."""
     return read_map(base, [span.places for span in spans], space)
 
 
 def read_map(
-    base: Tensor, places: list[Integers], space: tuple[int, ...], outside: float = 0.0
+    base: Tensor | None, places: list[Integers], space: tuple[int, ...], outside: float = 0.0
 ) -> Tensor:
     """Read places (copies, extent) along each axis of an unperturbed map, for every copy."""
+    if base is None:
+        raise ValueError("boxes that cover the map keep no unperturbed map")
     n_axes = len(places)
     number = np.zeros((1,) * (n_axes + 1), dtype=np.int64)
     missing = number < 0

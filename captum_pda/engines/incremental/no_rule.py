@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class GoDense(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
+class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
     """A rule does not hold for these arguments; the message completes "because ..."."""
 
 

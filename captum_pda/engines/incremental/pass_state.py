@@ -8,23 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_pda.engines.incremental.call_cache import CallCache
 from captum_pda.engines.incremental.postponed import Origin
-from captum_pda.engines.incremental.unperturbed import Memory
 from captum_pda.engines.incremental.winograd import Convolver
+from captum_pda.engines.incremental.write_log import WriteLog
 
 
-class Run:
+class PassState:
     """The state of one example's passes.
 
     Args:
-        share: the largest share of a map's extent that a box may have before it is cut to its
-            centre; None never cuts.
+        max_box_fraction: the largest part of a map's extent that a box may have before it is cut
+            to its centre; None never cuts.
     """
 
-    def __init__(self, share: float | None = None) -> None:
-        self.share = share
-        self.memory = Memory()
-        self.convolve = Convolver(self.memory)
+    def __init__(self, max_box_fraction: float | None = None) -> None:
+        self.max_box_fraction = max_box_fraction
+        #: What the model has written into ordinary tensors.
+        self.write_log = WriteLog()
+        self.cache = CallCache(self.write_log)
+        self.convolve = Convolver(self.cache)
         #: Where the model went dense, and why, in the order of the first time.
         self.went_dense: dict[str, str] = {}
         #: Whether anything was computed on boxes that costs more than the boxes themselves.
@@ -38,7 +41,7 @@ class Run:
 
     def start(self) -> None:
         """Begin a batch."""
-        self.memory.next_batch()
+        self.cache.next_batch()
         self.leaked = False
         self._calls = 0
 
@@ -49,7 +52,7 @@ class Run:
 
     def base(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``func`` gives for the unperturbed example, computed once."""
-        return self.memory(_channels_last_result, func, *args, **kwargs)
+        return self.cache(_channels_last_result, func, *args, **kwargs)
 
 
 def _channels_last_result(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

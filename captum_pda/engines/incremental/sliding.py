@@ -1,4 +1,4 @@
-"""Boxes under a kernel that slides: what convolution and pooling share."""
+"""Boxes under a kernel that slides: for convolution and pooling."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.pass_state import Run
+from captum_pda.engines.incremental.pass_state import PassState
 from captum_pda.engines.incremental.spans import Slide, Span, per_axis
 
-#: The share of a map from which it is cheaper to have all of it than to look after its rim.
-NEARLY_WHOLE = 0.75
+#: The part of a map from which it is cheaper to have all of it than to look after its rim.
+WHOLE_FROM_FRACTION = 0.75
 
 
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
@@ -42,26 +42,26 @@ def whole_sizes(x: Boxed, slides: list[Slide], padding: Any) -> tuple[Span, ...]
 
 
 def spans_after(
-    run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...]
+    state: PassState, x: Boxed, slides: list[Slide], sizes: tuple[int, ...]
 ) -> tuple[Span, ...]:
     """Where the boxes of the output lie, on maps of these sizes."""
     spans = tuple(
-        slide.after(span, size, run.share)
+        slide.after(span, size, state.max_box_fraction)
         for slide, span, size in zip(slides, x.spans, sizes, strict=True)
     )
-    share = math.prod(span.length / span.size for span in spans)
-    if share >= NEARLY_WHOLE:
+    fraction = math.prod(span.length / span.size for span in spans)
+    if fraction >= WHOLE_FROM_FRACTION:
         return tuple(Span.whole(size, x.n_copies) for size in sizes)
     return spans
 
 
 def slide_boxes(
-    run: Run, x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
+    state: PassState, x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
 ) -> tuple[Tensor, tuple[Span, ...]]:
     """What the kernel reads for the boxes of its output, and where those lie.
 
     The places read outside the map are ``outside``, so the kernel itself needs no padding.
     """
-    after = spans_after(run, x, slides, sizes)
+    after = spans_after(state, x, slides, sizes)
     reads = [slide.reads(span) for slide, span in zip(slides, after, strict=True)]
     return x.take(reads, outside), after

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 #: Maps of up to this many places along an axis are not cut: there every place sees a large part of
 #: the image, and little would be saved.
-COARSE = 8
+LARGEST_UNCUT_EXTENT = 8
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -42,13 +42,18 @@ class Span:
 
     @classmethod
     def of(
-        cls, size: int, low: Integers, high: Integers, centre: Floats, share: float | None = None
+        cls,
+        size: int,
+        low: Integers,
+        high: Integers,
+        centre: Floats,
+        max_fraction: float | None = None,
     ) -> Span:
-        """A span inside the map, of at least one place, cut to a share of a fine map if asked."""
+        """A span inside the map, of at least one place, cut to a part of a fine map if asked."""
         low = np.clip(low, 0, size - 1)
         high = np.clip(high, low + 1, size)
-        if share is not None and size > COARSE:
-            longest = max(1, math.ceil(share * size))
+        if max_fraction is not None and size > LARGEST_UNCUT_EXTENT:
+            longest = max(1, math.ceil(max_fraction * size))
             first = np.ceil(centre - longest / 2).astype(np.int64)
             cut = high - low > longest
             low = np.where(cut, np.clip(first, low, high - longest), low)
@@ -125,14 +130,14 @@ class Slide:
         """From the first place that the kernel reads to the place after the last."""
         return self.dilation * (self.kernel - 1) + 1
 
-    def after(self, span: Span, size: int, share: float | None) -> Span:
+    def after(self, span: Span, size: int, max_fraction: float | None) -> Span:
         """What can differ in the output, of extent ``size``."""
         if span.is_whole:
             return Span.whole(size, len(span.low))
         low = -((self.reach - 1 - self.padding - span.low) // self.stride)
         high = (span.high - 1 + self.padding) // self.stride + 1
         centre = (span.centre + self.padding - (self.reach - 1) / 2) / self.stride
-        return Span.of(size, low, high, centre, share)
+        return Span.of(size, low, high, centre, max_fraction)
 
     def reads(self, after: Span) -> Integers:
         """The input places that the boxes of the output need; some lie outside the map."""

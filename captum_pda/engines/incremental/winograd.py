@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from captum_pda.engines.incremental.call_cache import CallCache
 from captum_pda.engines.incremental.spans import per_axis
-from captum_pda.engines.incremental.unperturbed import Memory
 
 #: Channels, in and out, below which the change of basis costs more than it saves.
 FEWEST_CHANNELS = 96
 #: Numbers of the largest intermediate result; larger ones no longer fit into a processor's caches.
-MOST_VALUES = 2**23
+MOST_INTERMEDIATE_VALUES = 2**23
 
 #: The change of basis of inputs (6 -> 6), kernels (3 -> 6) and outputs (6 -> 4), along one axis.
 INPUT = (
@@ -50,11 +50,11 @@ class Convolver:
     """Convolves by the faster way.
 
     Args:
-        memory: keeps the kernels whose basis was changed, as long as they are used.
+        cache: keeps the kernels whose basis was changed, as long as they are used.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, cache: CallCache) -> None:
+        self._cache = cache
 
     def __call__(
         self,
@@ -73,7 +73,7 @@ class Convolver:
         autocast = torch.is_autocast_enabled(maps.device.type)
         if autocast or not ordinary or isinstance(padding, str) or not _pays(maps, weight):
             return func(maps, weight, bias, stride, padding, dilation, groups)
-        kernel = self._memory(change_kernel, weight)
+        kernel = self._cache(change_kernel, weight)
         return convolve(maps, kernel, bias, per_axis(padding, 2))
 
 
@@ -83,7 +83,7 @@ def _pays(maps: Tensor, weight: Tensor) -> bool:
     if maps.dtype not in (torch.float32, torch.float64) or min(weight.shape[:2]) < FEWEST_CHANNELS:
         return False
     pixels = maps.shape[0] * maps.shape[2] * maps.shape[3]
-    return pixels * max(weight.shape[:2]) * 36 // 16 <= MOST_VALUES
+    return pixels * max(weight.shape[:2]) * 36 // 16 <= MOST_INTERMEDIATE_VALUES
 
 
 def change_kernel(weight: Tensor) -> Tensor:

@@ -8,19 +8,22 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed, postpone, read_boxes
-from captum_pda.engines.incremental.no_rule import GoDense
-from captum_pda.engines.incremental.pass_state import Run
+from captum_pda.engines.incremental.call_cache import Snapshot
+from captum_pda.engines.incremental.no_rule import NoRule
+from captum_pda.engines.incremental.pass_state import PassState
 from captum_pda.engines.incremental.postponed import Postponed
 from captum_pda.engines.incremental.rules.padding import PostponedPadding
+from captum_pda.engines.incremental.rules.registry import rule
 from captum_pda.engines.incremental.sliding import slide_boxes, slides_for, spans_after, whole_sizes
 from captum_pda.engines.incremental.spans import Slide, Span, per_axis
 from captum_pda.engines.incremental.winograd import Convolver
 
 #: Channels from which convolving differences pays.
-WORTH_IT = 16
+FEWEST_CHANNELS_FOR_DIFFERENCES = 16
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,13 @@ class PostponedConvolution(Postponed):
     padding: Any
     dilation: Any
     groups: int
+    #: The weights as they were at the time of the call; None if nothing tells of a change.
+    snapshot: Snapshot | None
     onto: Onto | None = None
 
     def make(self) -> Tensor:
+        if self.snapshot is not None:
+            self.snapshot.check()
         values = self.convolve(
             self.func,
             self.maps,
@@ -74,8 +81,9 @@ class PostponedConvolution(Postponed):
         return values if self.onto is None else self.onto.add(values)
 
 
+@rule("conv1d conv2d conv3d", saves=True)
 def convolution(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Any,
     weight: Any,
@@ -87,9 +95,9 @@ def convolution(
 ) -> Boxed:
     """Each box with the halo that the kernel reads, or the differences alone."""
     if not isinstance(x, Boxed) or isinstance(weight, Boxed) or isinstance(bias, Boxed):
-        raise GoDense("its weights depend on the input")
+        raise NoRule("its weights depend on the input")
     if not x.images or weight.dim() != 2 + len(x.spans):
-        raise GoDense("its input is no batch of images")
+        raise NoRule("its input is no batch of images")
     slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
     # Autocast chooses the type at the time of the call.
     autocast = torch.is_autocast_enabled(x.device.type)
@@ -98,21 +106,22 @@ def convolution(
         spans = whole_sizes(x, slides, padding)
         maps, padding = _with_its_padding(x, padding)
     else:
-        base = run.base(func, x.base, weight, bias, stride, padding, dilation, groups)
+        base = state.base(func, x.base, weight, bias, stride, padding, dilation, groups)
         if _by_differences(slides, weight) and not autocast:
-            spans = spans_after(run, x, slides, base.shape[2:])
+            spans = spans_after(state, x, slides, base.shape[2:])
             reached = tuple(map(Slide.reached, slides, x.spans, spans))
             maps, onto = x.differences, Onto(base, reached, spans)
             padding = [slide.reach - 1 for slide in slides]
         else:
-            maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
+            maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=0.0)
             padding = 0
+    snapshot = state.cache.snapshot(weight, bias)
     values = PostponedConvolution(
-        origin=run.origin(),
+        origin=state.origin(),
         shape=(x.n_copies, weight.shape[0], *(span.length for span in spans)),
         dtype=maps.dtype,
         device=maps.device,
-        convolve=run.convolve,
+        convolve=state.convolve,
         func=func,
         maps=maps,
         weight=weight,
@@ -121,9 +130,10 @@ def convolution(
         padding=padding,
         dilation=dilation,
         groups=groups,
+        snapshot=snapshot,
         onto=onto,
     )
-    wait = values.origin.can_wait and not autocast
+    wait = values.origin.can_wait and not autocast and snapshot is not None
     return Boxed(values if wait else values.compute(), spans, base, x.space)
 
 
@@ -145,11 +155,16 @@ def _by_differences(slides: list[Slide], weight: Tensor) -> bool:
     result must be added to it, which does not pay where there is little to compute a number.
     """
     moves = all(slide.stride == 1 for slide in slides)
-    return moves and any(slide.reach > 1 for slide in slides) and weight.shape[1] >= WORTH_IT
+    return (
+        moves
+        and any(slide.reach > 1 for slide in slides)
+        and weight.shape[1] >= FEWEST_CHANNELS_FOR_DIFFERENCES
+    )
 
 
+@rule(F.batch_norm)
 def batch_norm(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Boxed,
     running_mean: Any,
@@ -162,31 +177,45 @@ def batch_norm(
 ) -> Boxed:
     """With running statistics batch-norm acts on every pixel alone."""
     if training or running_mean is None:
-        raise GoDense("it uses the statistics of the batch")
+        raise NoRule("it uses the statistics of the batch")
     if not x.images:
-        raise GoDense("its input is no batch of images")
+        raise NoRule("its input is no batch of images")
     arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
-    base = None if x.base is None else run.base(func, x.base, *arguments)
+    base = None if x.base is None else state.base(func, x.base, *arguments)
     postponed = x.postponed
-    if isinstance(postponed, PostponedConvolution) and not postponed.overwrites:
-        folded = run.memory(
+    if isinstance(postponed, PostponedConvolution) and _can_fold(postponed, running_mean):
+        folded = state.cache(
             fold, postponed.weight, postponed.bias, running_mean, running_var, weight, bias, eps
         )
         onto = postponed.onto
         if onto is not None and base is not None:
             onto = replace(onto, base=base)
-        values = replace(postponed, weight=folded[0], bias=folded[1], onto=onto)
+        values = replace(
+            postponed,
+            weight=folded[0],
+            bias=folded[1],
+            snapshot=state.cache.snapshot(*folded),
+            onto=onto,
+        )
         return Boxed(values, x.spans, base, x.space)
     if running_mean.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
         return x.like(func(x.values, *arguments), base)
-    scale, shift = run.memory(
+    scale, shift = state.cache(
         scale_and_shift, running_mean, running_var, weight, bias, eps, len(x.spans)
     )
     if postponed is not None:
         overwrite = postponed.then(lambda maps: torch.addcmul(shift, maps, scale, out=maps))
         return Boxed(overwrite, x.spans, base, x.space)
     normalise = partial(_normalised, x, scale, shift)
-    return postpone(run.origin(), normalise, x, x.spans, base)
+    return postpone(state.origin(), normalise, x, x.spans, base)
+
+
+def _can_fold(convolution: PostponedConvolution, running_mean: Tensor) -> bool:
+    """Whether a convolution has weights of batch-norm's type, still as they were when called."""
+    if convolution.overwrites or convolution.snapshot is None:
+        return False
+    convolution.snapshot.check()
+    return convolution.dtype == convolution.weight.dtype == running_mean.dtype
 
 
 def _normalised(x: Boxed, scale: Tensor, shift: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.no_rule import GoDense
-from captum_pda.engines.incremental.pass_state import Run
+from captum_pda.engines.incremental.no_rule import NoRule
+from captum_pda.engines.incremental.pass_state import PassState
 from captum_pda.engines.incremental.postponed import Postponed
+from captum_pda.engines.incremental.rules.registry import rule
 from captum_pda.engines.incremental.spans import Span
 
 
@@ -31,8 +32,9 @@ class PostponedPadding(Postponed):
         return F.pad(self.maps, flat)
 
 
+@rule("pad")
 def pad(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Boxed,
     pad: Any,
@@ -41,16 +43,16 @@ def pad(
 ) -> Boxed:
     """A constant around the map moves the boxes and leaves what is in them."""
     if mode != "constant":
-        raise GoDense(f"its mode is {mode!r}")
+        raise NoRule(f"its mode is {mode!r}")
     amounts = list(pad)
     n_dims = len(x.shape)
     pairs = dict(
         zip(range(n_dims - 1, -1, -1), zip(amounts[::2], amounts[1::2], strict=True), strict=False)
     )
     if min(amounts, default=0) < 0 or pairs.get(0, (0, 0)) != (0, 0):
-        raise GoDense("it cuts the map")
+        raise NoRule("it cuts the map")
     if x.is_whole:
-        return _pad_whole(run, func, x, pairs, (pad, mode, value))
+        return _pad_whole(state, func, x, pairs, (pad, mode, value))
     channels = [pairs.get(axis, (0, 0)) for axis in range(n_dims - 1, -1, -1)]
     spans = x.spans
     for number, axis in enumerate(x.space):
@@ -61,11 +63,11 @@ def pad(
     values = x.values
     if any(pair != (0, 0) for pair in channels):
         values = F.pad(values, [amount for pair in channels for amount in pair], mode, value)
-    return Boxed(values, spans, run.base(func, x.base, pad, mode, value), x.space)
+    return Boxed(values, spans, state.base(func, x.base, pad, mode, value), x.space)
 
 
 def _pad_whole(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Boxed,
     pairs: dict[int, tuple[int, int]],
@@ -80,7 +82,7 @@ def _pad_whole(
     if not x.images or pairs.get(1, (0, 0)) != (0, 0) or arguments[2]:
         return Boxed(func(x.values, *arguments), spans, None, x.space)
     values = PostponedPadding(
-        origin=run.origin(),
+        origin=state.origin(),
         shape=(*x.shape[:2], *(span.size for span in spans)),
         dtype=x.dtype,
         device=x.device,

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.no_rule import GoDense
-from captum_pda.engines.incremental.pass_state import Run
+from captum_pda.engines.incremental.no_rule import NoRule
+from captum_pda.engines.incremental.pass_state import PassState
+from captum_pda.engines.incremental.rules.registry import rule
 from captum_pda.engines.incremental.sliding import slide_boxes, slides_for
 from captum_pda.engines.incremental.spans import Integers, Slide, Span
 
@@ -29,8 +30,9 @@ AVERAGE_POOLING: dict[int, Callable[..., Tensor]] = {
 }
 
 
+@rule("max_pool1d max_pool2d max_pool3d", saves=True)
 def max_pool(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Boxed,
     kernel_size: Any,
@@ -43,20 +45,21 @@ def max_pool(
     """The largest value under the kernel; nothing outside the map is ever the largest."""
     _check_images(x)
     if return_indices:
-        raise GoDense("it returns indices")
+        raise NoRule("it returns indices")
     stride = kernel_size if stride is None or stride == [] else stride
     pool = MAX_POOLING[len(x.spans)]
     arguments = (kernel_size, stride, padding, dilation, ceil_mode)
     if x.is_whole:
         return _whole(pool(x.values, *arguments), x)
-    base = run.base(pool, x.base, *arguments)
+    base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, dilation)
-    maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=-math.inf)
+    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=-math.inf)
     return Boxed(pool(maps, kernel_size, stride, 0, dilation), spans, base, x.space)
 
 
+@rule("avg_pool1d avg_pool2d avg_pool3d", saves=True)
 def average_pool(
-    run: Run,
+    state: PassState,
     func: Callable[..., Tensor],
     x: Boxed,
     kernel_size: Any,
@@ -76,9 +79,9 @@ def average_pool(
         arguments = (*arguments, divisor_override)
     if x.is_whole:
         return _whole(pool(x.values, *arguments), x)
-    base = run.base(pool, x.base, *arguments)
+    base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, 1)
-    maps, spans = slide_boxes(run, x, slides, base.shape[2:], outside=0.0)
+    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=0.0)
     values = pool(maps, kernel_size, stride)
     area = math.prod(slide.kernel for slide in slides)
     if divisor_override is not None:
@@ -102,8 +105,9 @@ def _counts(before: Span, slide: Slide, after: Span, include_padding: bool) -> I
     return np.maximum(counts, 1)
 
 
+@rule("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", saves=True)
 def adaptive_average_pool(
-    run: Run, func: Callable[..., Tensor], x: Boxed, output_size: Any
+    state: PassState, func: Callable[..., Tensor], x: Boxed, output_size: Any
 ) -> Boxed | Tensor:
     """The mean of the map, or of equal parts of it."""
     _check_images(x)
@@ -111,39 +115,53 @@ def adaptive_average_pool(
     if x.is_whole:
         return func(x.values, output_size)
     if all(size == 1 for size in sizes):
-        return mean(run, func, x, output_size)
+        return mean(state, func, x, output_size)
     kernel = _adaptive_kernel(x, sizes)
-    return average_pool(run, AVERAGE_POOLING[len(kernel)], x, kernel)
+    return average_pool(state, AVERAGE_POOLING[len(kernel)], x, kernel)
 
 
+# Functions of these names elsewhere give indices too.
+@rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, saves=True)
 def adaptive_max_pool(
-    run: Run, func: Callable[..., Tensor], x: Boxed, output_size: Any, return_indices: bool = False
+    state: PassState,
+    func: Callable[..., Tensor],
+    x: Boxed,
+    output_size: Any,
+    return_indices: bool = False,
 ) -> Boxed:
     """The maximum of equal parts of the map."""
     _check_images(x)
     kernel = _adaptive_kernel(x, _adaptive_sizes(x, output_size))
-    return max_pool(run, func, x, kernel, return_indices=return_indices)
+    return max_pool(state, func, x, kernel, return_indices=return_indices)
 
 
-def mean(run: Run, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any) -> Tensor:
+def mean(
+    state: PassState, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any
+) -> Tensor:
     """The unperturbed mean, moved by what changed in the box. ``func`` averages all of space."""
     if x.is_whole:
         return func(x.values, *args, **kwargs)
-    unperturbed: Tensor = run.base(func, x.base, *args, **kwargs)
-    share = math.prod(span.length / span.size for span in x.spans)
-    return unperturbed + func(x.differences, *args, **kwargs) * share
+    unperturbed: Tensor = state.base(func, x.base, *args, **kwargs)
+    fraction = math.prod(span.length / span.size for span in x.spans)
+    return unperturbed + func(x.differences, *args, **kwargs) * fraction
 
 
+@rule("mean", saves=True)
 def mean_over_space(
-    run: Run, func: Callable[..., Tensor], x: Boxed, dim: Any = None, keepdim: bool = False
+    state: PassState,
+    func: Callable[..., Tensor],
+    x: Boxed,
+    dim: Any = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """A mean over all spatial dimensions, and perhaps others."""
     n_dims = len(x.shape)
     dims = range(n_dims) if dim is None else (dim,) if isinstance(dim, int) else dim
     over = {number % n_dims for number in dims}
     if 0 in over or not over.issuperset(x.space):
-        raise GoDense("it averages other dimensions than space")
-    return mean(run, func, x, dim=dim, keepdim=keepdim)
+        raise NoRule("it averages other dimensions than space")
+    return mean(state, func, x, dim=dim, keepdim=keepdim, dtype=dtype)
 
 
 def _adaptive_sizes(x: Boxed, output_size: Any) -> tuple[int, ...]:
@@ -156,13 +174,13 @@ def _adaptive_sizes(x: Boxed, output_size: Any) -> tuple[int, ...]:
 
 def _adaptive_kernel(x: Boxed, sizes: tuple[int, ...]) -> tuple[int, ...]:
     if any(span.size % size for span, size in zip(x.spans, sizes, strict=True)):
-        raise GoDense("its parts have unequal sizes")
+        raise NoRule("its parts have unequal sizes")
     return tuple(span.size // size for span, size in zip(x.spans, sizes, strict=True))
 
 
 def _check_images(x: Boxed) -> None:
     if not isinstance(x, Boxed) or not x.images:
-        raise GoDense("its input is no batch of images")
+        raise NoRule("its input is no batch of images")
 
 
 def _whole(values: Tensor, x: Boxed) -> Boxed:

@@ -9,96 +9,109 @@ import torch
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.no_rule import GoDense
-from captum_pda.engines.incremental.pass_state import Run
+from captum_pda.engines.incremental.no_rule import NoRule
+from captum_pda.engines.incremental.pass_state import PassState
+from captum_pda.engines.incremental.rules.registry import rule
 
 
-def permute(run: Run, func: Callable[..., Tensor], x: Boxed, *dims: Any) -> Boxed:
+@rule("permute", aliases=True)
+def permute(state: PassState, func: Callable[..., Tensor], x: Boxed, *dims: Any) -> Boxed:
     """The dimensions in another order; the batch stays first."""
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     order = [dim % len(x.shape) for dim in order]
     if order[0] != 0:
-        raise GoDense("the batch is no longer first")
+        raise NoRule("the batch is no longer first")
     space = tuple(order.index(axis) for axis in x.space)
-    base = None if x.base is None else run.memory(torch.permute, x.base, order)
+    base = None if x.base is None else state.cache(torch.permute, x.base, order)
     return x.like(x.values.permute(order), base, space)
 
 
-def transpose(run: Run, func: Callable[..., Tensor], x: Boxed, dim0: int, dim1: int) -> Boxed:
+@rule("transpose swapaxes swapdims", aliases=True)
+def transpose(
+    state: PassState, func: Callable[..., Tensor], x: Boxed, dim0: int, dim1: int
+) -> Boxed:
     """Two dimensions exchanged."""
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(run, func, x, order)
+    return permute(state, func, x, order)
 
 
-def movedim(run: Run, func: Callable[..., Tensor], x: Boxed, source: Any, target: Any) -> Boxed:
+@rule("movedim moveaxis", aliases=True)
+def movedim(
+    state: PassState, func: Callable[..., Tensor], x: Boxed, source: Any, target: Any
+) -> Boxed:
     """Dimensions moved elsewhere."""
     order = torch.empty(tuple(range(len(x.shape))), device="meta")
     moved = torch.movedim(order, source, target)
-    return permute(run, func, x, [int(size) for size in moved.shape])
+    return permute(state, func, x, [int(size) for size in moved.shape])
 
 
-def reshape(run: Run, func: Callable[..., Tensor], x: Boxed, *shape: Any) -> Boxed:
+@rule("view reshape", aliases=True)
+def reshape(state: PassState, func: Callable[..., Tensor], x: Boxed, *shape: Any) -> Boxed:
     """Channels split or merged, with batch and space as they are."""
     wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if isinstance(wanted, torch.dtype):
-        raise GoDense("it reads the numbers as another type")
+        raise NoRule("it reads the numbers as another type")
     sizes = list(torch.empty(x.shape, device="meta").reshape(tuple(wanted)).shape)
-    return _regroup(run, x, sizes)
+    return _regroup(state, x, sizes)
 
 
+@rule("flatten", aliases=True)
 def flatten(
-    run: Run, func: Callable[..., Tensor], x: Boxed, start_dim: int = 0, end_dim: int = -1
+    state: PassState, func: Callable[..., Tensor], x: Boxed, start_dim: int = 0, end_dim: int = -1
 ) -> Boxed:
     """Dimensions merged, as long as these are only channels."""
     sizes = list(torch.empty(x.shape, device="meta").flatten(start_dim, end_dim).shape)
-    return _regroup(run, x, sizes)
+    return _regroup(state, x, sizes)
 
 
-def unsqueeze(run: Run, func: Callable[..., Tensor], x: Boxed, dim: int) -> Boxed:
+@rule("unsqueeze", aliases=True)
+def unsqueeze(state: PassState, func: Callable[..., Tensor], x: Boxed, dim: int) -> Boxed:
     """A new dimension of one."""
     sizes = list(torch.empty(x.shape, device="meta").unsqueeze(dim).shape)
-    return _regroup(run, x, sizes)
+    return _regroup(state, x, sizes)
 
 
-def _regroup(run: Run, x: Boxed, sizes: list[int]) -> Boxed:
+def _regroup(state: PassState, x: Boxed, sizes: list[int]) -> Boxed:
     """Give the dimensions between batch and space other sizes."""
     n_axes = len(x.space)
     n_dims = len(x.shape)
     kept = [span.size for span in x.spans]
     if x.space != tuple(range(n_dims - n_axes, n_dims)):
-        raise GoDense("it merges channels that are last")
+        raise NoRule("it merges channels that are last")
     if len(sizes) <= n_axes or sizes[-n_axes:] != kept or sizes[0] != x.n_copies:
-        raise GoDense("it merges places or copies")
+        raise NoRule("it merges places or copies")
     middle = sizes[1:-n_axes]
     space = tuple(range(len(sizes) - n_axes, len(sizes)))
     boxes = x.values.reshape(x.n_copies, *middle, *(span.length for span in x.spans))
-    base = None if x.base is None else run.memory(torch.reshape, x.base, (1, *sizes[1:]))
+    base = None if x.base is None else state.cache(torch.reshape, x.base, (1, *sizes[1:]))
     return x.like(boxes, base, space)
 
 
-def split(run: Run, func: Callable[..., Any], x: Boxed, sizes: Any, dim: int = 0) -> Any:
+@rule("chunk split split_with_sizes tensor_split", aliases=True)
+def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim: int = 0) -> Any:
     """The channels in parts (``chunk``, ``split`` and the like)."""
     if dim % len(x.shape) in (0, *x.space):
-        raise GoDense("it splits copies or places")
+        raise NoRule("it splits copies or places")
     parts = func(x.values, sizes, dim)
-    bases = [None] * len(parts) if x.base is None else run.memory(func, x.base, sizes, dim)
+    bases = [None] * len(parts) if x.base is None else state.cache(func, x.base, sizes, dim)
     return tuple(x.like(part, base) for part, base in zip(parts, bases, strict=True))
 
 
-def index(run: Run, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
+@rule("__getitem__", aliases=True)
+def index(state: PassState, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
     """Some channels: ``x[:, 3]``, ``x[:, :8]`` and the like."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if not all(isinstance(part, int | slice) or part is Ellipsis for part in keys):
-        raise GoDense("it picks by more than numbers and slices")
+        raise NoRule("it picks by more than numbers and slices")
     if keys.count(Ellipsis) > 1:
-        raise GoDense("it picks by more than numbers and slices")
+        raise NoRule("it picks by more than numbers and slices")
     missing = len(x.shape) - len([part for part in keys if part is not Ellipsis])
     place = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
     keys[place : place + 1] = [slice(None)] * missing
     if any(keys[axis] != slice(None) for axis in (0, *x.space)):
-        raise GoDense("it picks copies or places")
+        raise NoRule("it picks copies or places")
     dropped = [axis for axis, part in enumerate(keys) if isinstance(part, int)]
     space = tuple(axis - sum(drop < axis for drop in dropped) for axis in x.space)
-    base = None if x.base is None else run.memory(func, x.base, tuple(keys))
+    base = None if x.base is None else state.cache(func, x.base, tuple(keys))
     return x.like(func(x.values, tuple(keys)), base, space)
