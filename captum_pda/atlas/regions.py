@@ -30,6 +30,7 @@ class ClassRegion:
         crop: what it looks like, (96, 96, 3) bytes.
         features: what it is compared by, (F,).
         link: the address of the photo's report, where there is one.
+        label: the name of the class, where regions of several classes are kept together.
     """
 
     photo: str
@@ -39,6 +40,7 @@ class ClassRegion:
     crop: npt.NDArray[np.uint8]
     features: npt.NDArray[np.float32]
     link: str = ""
+    label: str = ""
 
 
 def strongest_regions(
@@ -51,6 +53,7 @@ def strongest_regions(
     n: int = 4,
     min_bits: float = 0.1,
     link: str = "",
+    label: str = "",
 ) -> list[ClassRegion]:
     """The regions of a photo that say most for a class and against it.
 
@@ -64,6 +67,7 @@ def strongest_regions(
         n: how many regions for the class, and how many against it, at most.
         min_bits: regions that say less are left out.
         link: the address of the photo's report, as the atlas's page will see it.
+        label: the name of the class, to tell regions of several classes apart.
 
     Example::
 
@@ -99,6 +103,7 @@ def strongest_regions(
             crop,
             vector,
             link,
+            label,
         )
         for window, crop, vector in zip(windows, crops, features, strict=True)
     ]

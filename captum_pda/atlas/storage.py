@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import save
 
@@ -22,6 +23,15 @@ def write_regions(
     settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the regions of a photo as safetensors, with what they were made with."""
+    write_whole(Path(path), regions_in_file(regions, settings or {}, {}))
+
+
+def regions_in_file(
+    regions: Sequence[ClassRegion],
+    settings: Mapping[str, Any],
+    others: Mapping[str, npt.NDArray[Any]],
+) -> bytes:
+    """The content of such a file, with other arrays that are to be kept with the regions."""
     arrays = {
         "bits": np.array([region.bits for region in regions], dtype=np.float64),
         "corners": _whole([region.corner for region in regions], (2,)),
@@ -29,10 +39,12 @@ def write_regions(
         "crops": _whole([region.crop for region in regions], (CROP, CROP, 3)).astype(np.uint8),
         "features": np.array([region.features for region in regions], dtype=np.float32),
     }
-    names = [[region.photo, region.link] for region in regions]
-    header = {"settings": json.dumps(dict(settings or {})), "names": json.dumps(names)}
-    plain = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    write_whole(Path(path), save(plain, metadata=header))
+    names = [[region.photo, region.link, region.label] for region in regions]
+    header = {"settings": json.dumps(dict(settings)), "names": json.dumps(names)}
+    whole = {**arrays, **others}
+    plain = {name: np.ascontiguousarray(array) for name, array in whole.items()}
+    content: bytes = save(plain, metadata=header)
+    return content
 
 
 def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
@@ -51,8 +63,9 @@ def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
             crops[number],
             features[number],
             link,
+            label,
         )
-        for number, (photo, link) in enumerate(names)
+        for number, (photo, link, label) in enumerate(names)
     ]
 
 

@@ -22,6 +22,17 @@ def positive(given: str) -> int:
     return number
 
 
+def bits(given: str) -> float:
+    """A number of at least 0."""
+    try:
+        number = float(given)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{given!r} is not a number of at least 0")
+    return number
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Which model to explain."""
     model = parser.add_argument_group("the model")

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "yet, also by several processes under torchrun",
     )
     _add_question(parser.add_argument_group("what to explain"))
-    _add_method(parser.add_argument_group("how to explain it"))
+    add_method_options(parser.add_argument_group("how to explain it"))
     add_model_options(parser)
     _add_output(parser.add_argument_group("what to write"))
     return parser
@@ -89,7 +89,8 @@ def _add_question(which: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_method(how: argparse._ArgumentGroup) -> None:
+def add_method_options(how: argparse._ArgumentGroup) -> None:
+    """How to explain a photo."""
     how.add_argument(
         "--method",
         choices=METHODS,

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 
 from captum_pda.basics.version import __version__
-from captum_pda.cli import demo, explain, fit_prior
+from captum_pda.cli import atlas, demo, explain, fit_prior
 from captum_pda.cli.usage_errors import CommandError, one_line
 
 DESCRIPTION = """\
@@ -27,6 +27,8 @@ examples:
   torchrun --nproc-per-node=4 --no-python captum-pda explain photos/ --output out
   captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
+  captum-pda explain photos/ --output out --html    a page of each photo, and an index of them
+  captum-pda atlas huskies/ --class husky --output atlas  what speaks for "husky" in many photos?
   captum-pda fit-prior photos/ --output mine.safetensors
   captum-pda explain cat.jpg --prior mine.safetensors
 
@@ -44,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"captum-pda {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (demo, explain, fit_prior):
+    for command in (demo, explain, atlas, fit_prior):
         added = command.add_parser(commands)
         added.add_argument(
             "--quiet", action="store_true", help="no progress bar, and no words but errors"

@@ -71,7 +71,7 @@ class Question:
             "context": self.context,
             "samples": self.n_samples if sampled else None,
             "seed": self.seed if sampled else None,
-            "target": list(self.targets),
+            "targets": list(self.targets),
             "classes": self.n_top,
             "contrast": self.contrast,
             "windows": self.n_windows,

@@ -10,11 +10,23 @@ from captum_pda.report.block import unpack
 from captum_pda.report.index import read_summary
 from captum_pda.report.page_file import read_block
 
-QUICK = ["--model", "tiny:five", "--device", "cpu", "--window", "16", "--stride", "16", "--quiet"]
+QUICK = [
+    "--model",
+    "tiny:five",
+    "--device",
+    "cpu",
+    "--window",
+    "16",
+    "--stride",
+    "16",
+    "--quiet",
+    "--method",
+    "efficient",
+]
 
 
 def explain(*arguments: str) -> int:
-    return main(["explain", *arguments, *QUICK, "--html"])
+    return main(["explain", *QUICK, *arguments, "--html"])
 
 
 def test_a_photo_gets_a_page_next_to_its_picture(photo_folder):
