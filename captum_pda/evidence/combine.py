@@ -26,26 +26,26 @@ def weights(maps: Sequence[Tensor]) -> Tensor:
     return inverse / inverse.sum(dim=0)
 
 
-def weighted_mean(maps: Sequence[Tensor]) -> Tensor:
+def weighted_mean(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
     """M = sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k (N, *space) with spreads s_k.
 
-    Where a map has NaN, the others are averaged alone.
+    Where one of them is NaN, so is M; of ``unfinished`` maps, the others are averaged alone.
     """
     if len(maps) == 1:
         return maps[0]
     total = torch.zeros_like(maps[0])
     counted = torch.zeros_like(maps[0])
     for values, weight in zip(maps, weights(maps), strict=True):
-        known = values.isfinite()
+        known = values.isfinite() if unfinished else torch.ones_like(values, dtype=torch.bool)
         per_pixel = weight.reshape(-1, *[1] * (values.dim() - 1)) * known
         total += per_pixel * values.where(known, 0)
         counted += per_pixel
     return total / counted
 
 
-def combined(groups: Sequence[Sequence[Tensor]]) -> Tensor:
+def combined(groups: Sequence[Sequence[Tensor]], unfinished: bool = False) -> Tensor:
     """The weighted mean of each group of maps, and of those means."""
-    return weighted_mean([weighted_mean(maps) for maps in groups])
+    return weighted_mean([weighted_mean(maps, unfinished) for maps in groups], unfinished)
 
 
 def combined_weights(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -177,7 +177,7 @@ class WindowEvidence:
                 [_map_of(part, part.differences(quantity), space, unfinished) for part in parts]
                 for parts in self._groups_of(number)
             ]
-            maps.append(to_attribution(combined(each), tensor))
+            maps.append(to_attribution(combined(each, unfinished), tensor))
         return format_output(self.is_tuple, tuple(maps))
 
     def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:

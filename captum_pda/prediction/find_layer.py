@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_pda.prediction.layer_call import ROUNDINGS, Layer, LayerCall, with_noise
+from captum_pda.prediction.layer_call import Layer, LayerCall, unit_of_rounding, with_noise
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
 from captum_pda.prediction.model_call import ModelCall
@@ -72,7 +72,8 @@ def named_layer(
 def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> LayerCall:
     """The model from its last layer with a spatial feature map on.
 
-    Modules are tried from the last one backwards. One must be called once, have places in the
+    Modules are tried from the last one backwards. One must be called once, not return the outputs
+    themselves (as the last module of a segmentation model does), have places in the
     proportions of the input (at least 16 of them, if any layer has), and a say in the outputs: at
     the end of a vision transformer only the class token has, so the choice falls on what the last
     attention gets. Layers from which the rest of the model can be run alone come first.
@@ -112,14 +113,16 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[_Candidate]:
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(exchanged(module, False, partial(keep, name, module)))
-        call.repeated(0, 1)
+        outputs = call.repeated(0, 1)
     space = tuple(call.given[0].shape[2:])
     names = [name for name, _, _ in returned]
     tokens = {values.shape[1] for _, _, values in returned if _is_tensor(values, 3)}
     return [
         _Candidate(name, module, layout, values)
         for name, module, values in returned
-        if names.count(name) == 1 and (layout := _layout(values, space, tokens)) is not None
+        if names.count(name) == 1
+        and values is not outputs
+        and (layout := _layout(values, space, tokens)) is not None
     ]
 
 
@@ -154,7 +157,8 @@ def _has_a_say(candidate: _Candidate, call: ModelCall) -> bool:
     before, after = (
         _outputs_with(candidate, call, changed) for changed in (maps, with_noise(maps, 1))
     )
-    tolerance = ROUNDINGS * torch.finfo(before.dtype).eps * float(before.abs().max())
+    # Both are the same single pass, so hardly anything but the noise can tell them apart.
+    tolerance = unit_of_rounding(before) * float(before.abs().max())
     return bool(((after - before).abs() > tolerance).any())
 
 

@@ -1,11 +1,12 @@
 """LayerPDA against a forward hook that replaces the values, one window and one pass at a time."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from captum.attr import LayerAttribution
-from conftest import make_classifier, make_images
+from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import GaussianPatchPrior, LayerPDA
@@ -335,3 +336,22 @@ def test_no_hook_is_left_behind_even_after_an_error():
     with pytest.raises(KeyboardInterrupt):
         LayerPDA(model, "0").attribute(IMAGE, target=0)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_threads_that_explain_other_layers_of_one_model_do_not_disturb_each_other():
+    model = make_classifier()
+    alone = [LayerPDA(model, model[layer]).attribute(IMAGE, target=1) for layer in (0, 1)]
+    with ThreadPoolExecutor(4) as threads:
+        futures = [
+            threads.submit(LayerPDA(model, model[n % 2]).attribute, IMAGE, 1) for n in range(8)
+        ]
+        for n, future in enumerate(futures):
+            torch.testing.assert_close(future.result(), alone[n % 2])
+
+
+def test_the_last_feature_map_is_found_under_half_precision():
+    model = make_convolutional()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = LayerPDA(model).attribute(IMAGE.float(), target=1)
+    assert found.isfinite().all()
+    assert found.abs().max() > 0

@@ -6,7 +6,13 @@ import reference
 import torch
 from conftest import make_classifier, make_images
 
-from captum_pda import EfficientPDA, SampledPDA, WindowGrid, strongest_windows
+from captum_pda import (
+    EfficientPDA,
+    NonFiniteOutputError,
+    SampledPDA,
+    WindowGrid,
+    strongest_windows,
+)
 
 SAMPLES = 3
 
@@ -188,3 +194,16 @@ def test_tensors_of_different_shapes_get_windows_of_their_own_sizes():
 def test_what_cannot_be_meant_is_refused_in_plain_words(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         EfficientPDA(make_classifier()).attribute(make_images(1, 3, 9, 11), target=1, **arguments)
+
+
+def test_a_window_without_a_finite_output_leaves_nan_where_it_lies_and_nowhere_else():
+    model, images = make_classifier(), make_images(1, 3, 9, 11)
+
+    def breaks(x):
+        return model(x).where((x[:, 0, 0, 0] == images[0, 0, 0, 0]).unsqueeze(1), torch.nan)
+
+    pda = EfficientPDA(breaks, OwnPrior(), engine="dense")
+    with pytest.raises(NonFiniteOutputError) as stopped:
+        pda.attribute(images, target=1, scales=(2, 5))
+    assert stopped.value.result[0, 0].isnan().nonzero().amax(dim=0).tolist() == [4, 4]
+    assert stopped.value.result[0, 0].isnan().sum() == 25
