@@ -4,6 +4,9 @@
 and which against it, in bits.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 from captum_pda import diagnostics
 from captum_pda.basics.errors import (
     BatchDimensionError,
@@ -74,3 +77,17 @@ __all__ = [
     "explain_dataset",
     "strongest_windows",
 ]
+
+#: Rooms that draw and write pages; each is loaded when it is first asked for.
+ROOMS = ("atlas", "report", "visualization")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``captum_pda.visualization`` and the like, without loading what draws at import."""
+    if name in ROOMS:
+        return import_module(f"captum_pda.{name}")
+    raise AttributeError(f"module 'captum_pda' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *ROOMS])

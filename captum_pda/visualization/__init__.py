@@ -9,11 +9,13 @@ in bits.
 from captum_pda.visualization.arrays import evidence_scale
 from captum_pda.visualization.evidence_map import visualize_evidence
 from captum_pda.visualization.multiple import visualize_evidence_multiple
+from captum_pda.visualization.parts import visualize_evidence_parts
 from captum_pda.visualization.window_frames import visualize_strongest_windows
 
 __all__ = [
     "evidence_scale",
     "visualize_evidence",
     "visualize_evidence_multiple",
+    "visualize_evidence_parts",
     "visualize_strongest_windows",
 ]
