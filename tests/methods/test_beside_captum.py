@@ -107,7 +107,7 @@ def explain_for_quantus(model, inputs, targets, **_):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of Quantus and what it imports
 def test_quantus_can_call_our_methods():
-    quantus = pytest.importorskip("quantus")
+    quantus = pytest.importorskip("quantus", exc_type=ImportError)
     images = make_images(2, 3, 9, 9).float().numpy()
     model = make_classifier().float()
     scores = quantus.MaxSensitivity(nr_samples=2, disable_warnings=True)(

@@ -1,0 +1,102 @@
+"""CONTRIBUTING.md followed to the letter: its blocks run as they stand, and do what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_classifier, make_images
+
+import captum_pda
+from captum_pda import ConstantPrior, EfficientPDA
+from captum_pda.engines.incremental.rules import RULES
+from captum_pda.prediction.measures import MEASURES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+WINDOWS = {"sliding_window_shapes": 4, "strides": 2}
+
+
+def blocks(title):
+    """The Python blocks of one section."""
+    section = PAGE.partition(f"### {title}\n")[2]
+    assert section, f"CONTRIBUTING.md has no section {title!r}"
+    return re.findall(r"```python\n(.*?)```", re.split(r"\n##+ ", section)[0], re.DOTALL)
+
+
+@pytest.fixture
+def names():
+    """What a reader has at hand, after the blocks of the sections before."""
+    found = {"model": make_classifier(), "image": make_images(1, 3, 9, 11)}
+    found |= {"EfficientPDA": EfficientPDA, "torch": torch}
+    return found
+
+
+def follow(title, names):
+    (block,) = blocks(title)
+    exec(compile(block, f"CONTRIBUTING.md, {title}", "exec"), names)
+    return names
+
+
+def test_a_prior_is_added_as_the_page_says(names):
+    prior = follow("Add a prior", names)["ChannelMean"]()
+    image, model = names["image"], names["model"]
+    found = EfficientPDA(model, prior).attribute(image, 1, **WINDOWS)
+    colour = image.mean(dim=(2, 3)).flatten().tolist()
+    expected = EfficientPDA(model, ConstantPrior(colour)).attribute(image, 1, **WINDOWS)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_measure_is_added_as_the_page_says(names):
+    try:
+        follow("Add a measure", names)
+        evidence = EfficientPDA(names["model"], measure="odds").evidence(names["image"], **WINDOWS)
+        odds = evidence.probabilities / (1 - evidence.probabilities)
+        part = evidence.parts[0]
+        expected = odds[:, [2]] - part.scores[..., 2].exp()
+        torch.testing.assert_close(evidence.window_values(2), expected)
+        assert evidence.measure.unit == "of odds"
+    finally:
+        MEASURES.pop("odds", None)
+
+
+def test_a_method_is_added_as_the_page_says(names):
+    method = follow("Add a method", names)["ZeroPDA"]
+    image, model = names["image"], names["model"]
+    expected = EfficientPDA(model, ConstantPrior(0.0)).attribute(image, 1, **WINDOWS)
+    torch.testing.assert_close(method(model).attribute(image, 1, **WINDOWS), expected)
+    assert method.get_name() == "Zero PDA"
+
+
+def test_a_rule_is_added_as_the_page_says(names):
+    class WithLogGamma(torch.nn.Module):
+        def forward(self, x):
+            return convolution(torch.lgamma(convolution(x).abs() + 1)).flatten(2).amax(2)
+
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv2d(3, 3, 3, padding=1).double()
+    image = make_images(1, 3, 24, 24)
+    arguments = {"target": 1, "sliding_window_shapes": 4, "strides": 4}
+    before = EfficientPDA(WithLogGamma(), engine="incremental")
+    expected = EfficientPDA(WithLogGamma(), engine="dense").attribute(image, **arguments)
+    torch.testing.assert_close(before.attribute(image, **arguments), expected)
+    assert "lgamma" in before.engine_report.goes_dense
+    known = dict(RULES)
+    try:
+        follow("Add a rule", names)
+        after = EfficientPDA(WithLogGamma(), engine="incremental")
+        torch.testing.assert_close(after.attribute(image, **arguments), expected)
+        assert "lgamma" not in after.engine_report.goes_dense
+    finally:
+        RULES.clear()
+        RULES.update(known)
+
+
+def test_every_room_and_file_that_the_page_names_is_there():
+    package = Path(captum_pda.__file__).parent
+    for room in re.findall(r"`(\w+)/`", PAGE):
+        assert (package / room).is_dir(), room
+    for file in re.findall(r"`((?:\w+/)+\w+\.py)`", PAGE):
+        assert (package / file).exists() or (ROOT / file).exists(), file
+    rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(re.findall(r"`(\w+)/`", PAGE)), "the table of rooms"
