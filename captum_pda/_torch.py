@@ -4,7 +4,9 @@ What moved in a new PyTorch is mended here; ``tests/house/test_torch_names.py`` 
 """
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -76,6 +78,37 @@ def is_compiled_in_place(module: torch.nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
+#: How many blocks are without the compiler now, and what puts it back after the last of them: the
+#: compiler is one for all threads.
+_n_without_compiler = 0
+_eager: Any = None
+_lock = threading.Lock()
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within, whatever ``torch.compile`` has made runs as it was written, and nothing is compiled.
+
+    Before PyTorch 2.6 there is no such thing, and the block is run as it is.
+    """
+    global _n_without_compiler, _eager
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is None or "torch._dynamo" not in sys.modules:  # nothing was compiled yet
+        yield
+        return
+    with _lock:
+        _n_without_compiler += 1
+        if _n_without_compiler == 1:
+            _eager = set_stance("force_eager")  # and remembers what the user has set
+    try:
+        yield
+    finally:
+        with _lock:
+            _n_without_compiler -= 1
+            if _n_without_compiler == 0:
+                _eager.__exit__(None, None, None)
+
+
 __all__ = [
     "compiled_from",
     "default_store",
@@ -85,6 +118,7 @@ __all__ = [
     "nn_functions",
     "operator_schemas",
     "version",
+    "without_compiler",
     "without_torch_function",
     "without_torch_function_modes",
 ]

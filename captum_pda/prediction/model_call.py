@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +14,12 @@ from torch import Tensor, nn
 
 from captum_pda._captum import format_additional_forward_args
 from captum_pda.basics.errors import BatchDimensionError, warn_user
+from captum_pda.prediction.fixed_batches import (
+    exported_batch_size,
+    exported_with,
+    may_be_fixed,
+    run_in_batches,
+)
 from captum_pda.prediction.outputs import check_outputs, one_row_each
 
 
@@ -71,11 +77,13 @@ class ModelCall:
         self.is_tuple = is_tuple
         self.inputs = self.given = inputs
         self._additional = format_additional_forward_args(additional_forward_args) or ()
+        #: How many examples the model takes at once, if it takes no other number.
+        self._only = exported_batch_size(forward_func)
 
     def unperturbed(self) -> Tensor:
         """The model's checked outputs for the inputs as they are, (N, ...)."""
         arguments = (*self.inputs, *self._additional)
-        return run_as_given(self._forward_func, arguments, len(self.inputs))
+        return run_as_given(self._run, arguments, len(self.inputs))
 
     @property
     def values_per_example(self) -> int:
@@ -95,14 +103,35 @@ class ModelCall:
                 copies if number == position else self._repeat(argument, example, len(copies))
                 for number, argument in enumerate((*self.inputs, *self._additional))
             ]
-            return one_row_each(self._forward_func(*arguments), len(copies))
+            return self._one_row_each(arguments)
 
         return call
+
+    def _one_row_each(self, arguments: Sequence[Any]) -> Tensor:
+        n_rows = len(arguments[0])
+        try:
+            return one_row_each(self._run(*arguments), n_rows)
+        except (RuntimeError, ValueError) as error:
+            if self._only is not None or not may_be_fixed(self._forward_func, error):
+                raise
+        # The model has taken the inputs as they are: as many at a time, then.
+        self._only = len(self.inputs[0])
+        return one_row_each(self._run(*arguments), n_rows)
+
+    def _run(self, *arguments: Any) -> Any:
+        """What the model returns, called with as many rows at a time as it takes."""
+        if self._only is None or self._only == len(arguments[0]):
+            return self._forward_func(*arguments)
+        is_row = [
+            _is_per_example(each, len(self.inputs[0])) for each in (*self.inputs, *self._additional)
+        ]
+        return run_in_batches(self._forward_func, arguments, is_row, self._only)
 
     def repeated(self, example: int, n_copies: int) -> Any:
         """What the model returns for copies of one example as it is."""
         arguments = (*self.inputs, *self._additional)
-        return self._forward_func(*(self._repeat(each, example, n_copies) for each in arguments))
+        repeated = [self._repeat(each, example, n_copies) for each in arguments]
+        return self._run(*repeated)
 
     def _repeat(self, argument: Any, example: int, n_copies: int) -> Any:
         if not _is_per_example(argument, len(self.inputs[0])):
@@ -171,6 +200,8 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
         forward_func = forward_func.func
     owner = getattr(forward_func, "__self__", forward_func)
     modules = tuple(owner.modules()) if isinstance(owner, nn.Module) else ()
+    if exported_with(owner):
+        modules = ()  # an exported model stays in the mode that it was exported in
     borrowed = _borrow(modules)
     try:
         if any(_differs_in_training(module) for module in borrowed):

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from captum_pda._torch import without_compiler
 from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
 from captum_pda.engines.batch_size import BatchSize, is_out_of_memory
 from captum_pda.engines.engine_protocol import Advance, Forward, Read
@@ -128,7 +129,8 @@ class PreparedIncremental:
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
         """The model's outputs for perturbed copies."""
-        with WriteWatch(self._state.write_log):
+        # The compiler would trace this engine.
+        with WriteWatch(self._state.write_log), without_compiler():
             outputs = self._forward(follower.perturbed(boxes))
         followed = isinstance(outputs, PerturbedTensor)
         # An ordinary tensor that perturbed values were written into holds them for every copy.
