@@ -173,6 +173,38 @@ def condition_window(gaussian, image, corner, window):
     return condition(cut_to(gaussian, shape), image[block(at, shape)], offset, window)
 
 
+def condition_region(gaussian, image, region, margin=None):
+    """Mean (C, pixels) and covariance (values, values) of a boolean region (*space) of any shape,
+    given the pixels of its outer patch that are not in it.
+
+    The patch is that of the region's bounding box; with a margin it reaches so far beyond the box.
+    """
+    places = np.argwhere(region)
+    low, high = places.min(axis=0), places.max(axis=0) + 1
+    window = tuple(high - low)
+    patch = gaussian.mean.shape[1:]
+    if margin is not None:
+        patch = tuple(min(p, w + 2 * margin) for p, w in zip(patch, window, strict=True))
+    at, shape = outer_patch(tuple(low), window, patch, image.shape[1:])
+    own = cut_to(gaussian, shape)
+    patch_of_region = region[block(at, shape)[1:]]
+    return condition_on(own, image[block(at, shape)], patch_of_region, ~patch_of_region)
+
+
+def condition_on(gaussian, x_patch, wanted, given):
+    """Mean (C, pixels) and covariance (values, values) of some pixels of a patch given others, both
+    boolean (*patch)."""
+    channels = len(x_patch)
+    w = np.flatnonzero(np.broadcast_to(wanted, x_patch.shape))
+    r = np.flatnonzero(np.broadcast_to(given, x_patch.shape))
+    x, m = x_patch.ravel(), gaussian.mean.ravel()
+    s = gaussian.covariance.reshape(len(m), len(m))
+    s_wr, s_rr = s[np.ix_(w, r)], s[np.ix_(r, r)]
+    mean = m[w] + s_wr @ np.linalg.solve(s_rr, x[r] - m[r])
+    covariance = s[np.ix_(w, w)] - s_wr @ np.linalg.solve(s_rr, s_wr.T)
+    return mean.reshape(channels, -1), covariance
+
+
 def conditional_means(gaussian, image, window, strides):
     """The conditional mean of every window, (W, C, *window)."""
     corners = window_corners(image.shape[1:], window, strides)

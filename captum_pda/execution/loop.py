@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, PreparedEngine
@@ -130,7 +131,9 @@ class Run:
     ) -> Audit:
         """Run this rank's regions of one scene, all sizes on one prepared engine."""
         depth, context = scene.first.depth, scene.first.context
-        contents = depth.contents.of(scene.values, context)
+        regions = (self.task.parts[number].regions for number in scene.parts)
+        windows = chain.from_iterable(own.boxes(scene.example) for own in regions)
+        contents = depth.contents.of(scene.values, context, windows)
         unchanged = contents.unchanged()
         engine = DenseEngine() if self.execution.densely else depth.engine
         arguments = (scene.forward, unchanged, batch_size)

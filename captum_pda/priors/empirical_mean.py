@@ -47,7 +47,7 @@ class EmpiricalMeanPrior:
         self._seed = device_sync.draw_seed(generator)
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        prior = prior_for(self.prior, "sample", example, regions)
+        prior = prior_for(self.prior, "sample", example, regions.window)
         generator = device_sync.generator_for((self._seed, regions.first), example.device)
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
@@ -65,7 +65,7 @@ class EmpiricalMeanPrior:
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        prior = prior_for(self.prior, "sample", example, regions)
+        prior = prior_for(self.prior, "sample", example, regions.window)
         return cast(Tensor, prior.sample(example, regions, n_samples, generator))
 
     def nothing_seen(self, example: Tensor) -> Tensor:

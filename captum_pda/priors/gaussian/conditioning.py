@@ -73,6 +73,14 @@ class Conditional:
             return self._moments.predict(weights, self._ring, self._window)
         return weights @ self._cross
 
+    def scale(self, rings: Tensor) -> Tensor:
+        """How much rings (groups, n, ring values) vary, as a multiple of what is expected: the root
+        of (x_r - m_r)^T S_rr^-1 (x_r - m_r) / n_r, (groups, n, 1)."""
+        deviation = device_sync.in_double(rings).to(self.ring_mean.device) - self.ring_mean[:, None]
+        white = torch.linalg.solve_triangular(self._ring_factor, deviation.mT, upper=False)
+        energy = white.square().mean(dim=1) if white.shape[1] else torch.ones_like(white[:, 0])
+        return device_sync.moved_like(energy.sqrt().unsqueeze(-1), rings)
+
     @cached_property
     def _cross(self) -> Tensor:
         return self._moments.covariance(self._ring, self._window)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from captum_pda.priors.gaussian.region_shapes import RegionShape
 from captum_pda.regions.protocol import Integers, Windows, row_major_steps
 
 
@@ -64,10 +65,10 @@ def middle_of(fitted: tuple[int, ...], patch: tuple[int, ...]) -> Integers:
     return np.subtract(fitted, patch) // 2
 
 
-def ring_and_window(
-    patch: tuple[int, ...], offset: tuple[int, ...], window: tuple[int, ...]
+def ring_and_region(
+    patch: tuple[int, ...], offset: tuple[int, ...], shape: RegionShape
 ) -> tuple[Integers, Integers]:
-    """The places of a patch outside a window at ``offset``, and inside it, in row-major order."""
-    places = np.indices(patch).reshape(len(patch), -1).T
-    inside = ((places >= offset) & (places < np.add(offset, window))).all(axis=1)
-    return places[~inside], places[inside]
+    """The places of a patch outside a region at ``offset``, and inside it, in row-major order."""
+    inside = np.zeros(patch, dtype=np.bool_)
+    inside[tuple(map(slice, offset, np.add(offset, shape.window)))] = shape.mask
+    return np.argwhere(~inside), np.argwhere(inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -72,6 +73,21 @@ class WholePatches:
             return self._last[1]
 
 
+@dataclass(frozen=True, eq=False)
+class PatchValues:
+    """Where a region's values and those of its ring are among the values of a patch.
+
+    Args:
+        patch: the patch's shape.
+        around: the numbers of the ring's values.
+        within: the numbers of the region's values.
+    """
+
+    patch: tuple[int, ...]
+    around: Tensor
+    within: Tensor
+
+
 class SolvedWindows:
     """Works out nothing that only many windows would repay.
 
@@ -85,28 +101,25 @@ class SolvedWindows:
 
     Args:
         conditional: the distribution of such a window given its ring.
-        around: the numbers of the ring's values among those of the patch.
-        within: the numbers of the window's values.
-        patch: the patch's shape.
+        values: where the window and its ring are in the patch.
         patches: the distribution of whole patches.
         very_few: whether they do not even repay the covariance between ring and window.
+        local_scale: whether samples vary as much as their ring does.
     """
 
     def __init__(
         self,
         conditional: Conditional,
-        around: Tensor,
-        within: Tensor,
-        patch: tuple[int, ...],
+        values: PatchValues,
         patches: WholePatches,
         very_few: bool,
+        local_scale: bool,
     ) -> None:
         self._conditional = conditional
-        self._around = around
-        self._within = within
-        self._patch = patch
+        self._values = values
         self._patches = patches
         self._very_few = very_few
+        self._local_scale = local_scale
 
     @property
     def size(self) -> int:
@@ -122,9 +135,16 @@ class SolvedWindows:
         without ``n_samples`` the conditional mean as the only one."""
         if n_samples is None:
             return self._expected(ring.unsqueeze(0))
-        drawn = self._patches.draw(self._patch, n_samples, ring, generator)
-        around, within = self._around.to(ring.device), self._within.to(ring.device)
-        return self._expected(ring - drawn[..., around]) + drawn[..., within]
+        values = self._values
+        drawn = self._patches.draw(values.patch, n_samples, ring, generator)
+        around, within = (drawn[..., of.to(ring.device)] for of in (values.around, values.within))
+        if not self._local_scale:
+            return self._expected(ring - around) + within
+        mean = self._expected(ring.unsqueeze(0))
+        # Without the ring's own values, the same formula draws about the mean.
+        about = self._expected(moved_like(self._conditional.ring_mean, ring)[:, None] - around)
+        about = about + within - moved_like(self._conditional.window_mean, ring)[:, None]
+        return mean + self._conditional.scale(ring) * about
 
     def _expected(self, rings: Tensor) -> Tensor:
         """m_w + S_wr S_rr^-1 (x_r - m_r) of rings (S, groups, windows, values)."""

@@ -28,7 +28,7 @@ class StationaryMoments(Moments):
     far from zero, and they add up: over batches, and over two fits.
     """
 
-    #: What ``_by_lag`` and ``_spectrum`` have worked out, until something is added.
+    #: What ``_by_lag`` and ``spectrum`` have worked out, until something is added.
     _table: Tensor | None = None
     _transformed: Tensor | None = None
 
@@ -79,7 +79,7 @@ class StationaryMoments(Moments):
 
     def predict(self, weights: Tensor, first: Integers, second: Integers) -> Tensor:
         # A convolution with the autocovariance, so the matrix between the places is not needed.
-        values = len(self.tensors["origin"]) * math.prod(self._padded())
+        values = len(self.tensors["origin"]) * math.prod(self.torus)
         some = torch.split(weights, max(1, VALUES_PER_TRANSFORM // values), dim=1)
         return torch.cat([self._convolve(rows, first, second) for rows in some], dim=1)
 
@@ -99,20 +99,20 @@ class StationaryMoments(Moments):
         placed[:, :, given] = by_channel
         axes = tuple(range(-len(self.patch), 0))
         spectrum = torch.fft.rfftn(
-            placed.reshape(rows, channels, *self.patch), s=self._padded(), dim=axes
+            placed.reshape(rows, channels, *self.patch), s=self.torus, dim=axes
         )
         if self.joint:
-            spectrum = torch.einsum("nc...,cd...->nd...", spectrum, self._spectrum())
+            spectrum = torch.einsum("nc...,cd...->nd...", spectrum, self.spectrum())
         else:
-            spectrum = spectrum * self._spectrum()
-        predicted = torch.fft.irfftn(spectrum, s=self._padded(), dim=axes)
+            spectrum = spectrum * self.spectrum()
+        predicted = torch.fft.irfftn(spectrum, s=self.torus, dim=axes)
         for axis, width in zip(axes, self.patch, strict=True):
             predicted = predicted.narrow(axis, 0, width)
         values: Tensor = predicted.flatten(2)[:, :, wanted]
         return values.transpose(1, 2).flatten(1)[None] if self.joint else values.transpose(0, 1)
 
     def variance(self) -> Tensor:
-        variances = self._at_no_lag(self._autocovariance())
+        variances = self._at_no_lag(self.autocovariance())
         return variances.diagonal().mean().reshape(1) if self.joint else variances
 
     def rounding(self) -> Tensor:
@@ -123,7 +123,9 @@ class StationaryMoments(Moments):
         space = images.shape[2:]
         axes = tuple(range(-len(space), 0))
         reach = [min(size, width) for size, width in zip(space, self.patch, strict=True)]
-        padded = [size + width - 1 for size, width in zip(space, reach, strict=True)]
+        padded = [
+            _smooth_length(size + width - 1) for size, width in zip(space, reach, strict=True)
+        ]
         spectrum = torch.fft.rfftn(images, s=padded, dim=axes)
         inside = torch.fft.rfftn(images.new_ones(tuple(space)), s=padded, dim=axes)
         total = spectrum.sum(dim=0)
@@ -179,17 +181,17 @@ class StationaryMoments(Moments):
         """The autocovariance of each lag, (lags, channels[, channels])."""
         table = self._table
         if table is None:
-            flat = self._autocovariance().flatten(-len(self.patch))
+            flat = self.autocovariance().flatten(-len(self.patch))
             table = self._table = flat.movedim(-1, 0).contiguous()
         return table
 
-    def _spectrum(self) -> Tensor:
+    def spectrum(self) -> Tensor:
         """The Fourier transform of the autocovariance, (channels[, channels], frequencies)."""
         spectrum = self._transformed
         if spectrum is None:
             axes = tuple(range(-len(self.patch), 0))
-            by_lag = self._autocovariance()
-            wider = by_lag.new_zeros(*by_lag.shape[: -len(axes)], *self._padded())
+            by_lag = self.autocovariance()
+            wider = by_lag.new_zeros(*by_lag.shape[: -len(axes)], *self.torus)
             part = wider
             for axis, lags in zip(axes, self._lags(), strict=True):
                 part = part.narrow(axis, 0, lags)
@@ -201,7 +203,8 @@ class StationaryMoments(Moments):
     def _forget(self) -> None:
         self._table = self._transformed = None
 
-    def _autocovariance(self) -> Tensor:
+    def autocovariance(self) -> Tensor:
+        """R of all lags, (channels[, channels], *lags)."""
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
         return self._shifted_products(shift) / self._pixels()
 
@@ -218,7 +221,8 @@ class StationaryMoments(Moments):
     def _lags(self) -> tuple[int, ...]:
         return tuple(2 * size - 1 for size in self.patch)
 
-    def _padded(self) -> tuple[int, ...]:
+    @property
+    def torus(self) -> tuple[int, ...]:
         """The lags with room to spare, in lengths that a Fourier transform is fast at."""
         return tuple(_smooth_length(lags) for lags in self._lags())
 
