@@ -15,6 +15,7 @@ from torch import Tensor
 
 from captum_pda.basics.device_sync import moved_like
 from captum_pda.priors.gaussian.conditioning import MOST_FACTORED_VALUES, Conditional
+from captum_pda.priors.gaussian.fill_options import Draws, FillOptions
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.operator_windows import OperatorWindows
 from captum_pda.priors.gaussian.outer_patches import (
@@ -57,29 +58,6 @@ _Made = TypeVar("_Made", bound=_Remembered)
 
 #: Threads may share a prior. One lock for all priors, since a prior can be copied and a lock can't.
 _lock = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How many samples are wanted, and what they are drawn with; None is the conditional mean."""
-
-    n_samples: int | None = None
-    generator: torch.Generator | None = None
-
-    @property
-    def count(self) -> int:
-        """How many fills each window gets."""
-        return self.n_samples or 1
-
-
-@dataclass(frozen=True)
-class FillOptions:
-    """How regions are filled; GaussianPatchPrior says what each option does."""
-
-    regularization: float
-    margin: int | None = None
-    exact: bool = False
-    local_scale: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.prediction.inputs import check_count
 from captum_pda.priors.empty_context import blurred, pasted
 from captum_pda.priors.gaussian import storage
-from captum_pda.priors.gaussian.fills import Draws, FillOptions, GaussianFills
+from captum_pda.priors.gaussian.fill_options import Draws, FillOptions
+from captum_pda.priors.gaussian.fills import GaussianFills
 from captum_pda.priors.gaussian.fitting import COVARIANCES, FittedGaussian
 from captum_pda.regions.placed_windows import PlacedWindows
 from captum_pda.regions.protocol import Windows
