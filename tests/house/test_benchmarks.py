@@ -15,7 +15,7 @@ SCRIPTS = sorted(
 PAGES = [
     *SCRIPTS,
     *sorted((ROOT / "benchmarks").glob("*.md")),
-    *sorted((ROOT / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
 ]

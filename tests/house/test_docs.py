@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import captum_pda
+
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "docs/recipes").glob("*.md") if path.stem != "index")
-PAGES = [ROOT / f"docs/{name}.md" for name in ("index", "choose", "priors")]
+PAGES = [ROOT / "README.md", *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "priors"))]
 #: What a recipe needs beyond the library and its own tests.
 NEEDS = {"huggingface": "transformers", "similarity": "transformers"}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -38,3 +40,19 @@ def test_a_recipe_is_short(page):
 def test_every_recipe_is_in_the_list():
     index = (ROOT / "docs/recipes/index.md").read_text()
     assert all(f"({page.name})" in index for page in RECIPES)
+
+
+def test_the_reference_holds_every_public_name():
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    named = set(re.findall(r"^::: captum_pda\.(\w+)", pages, re.MULTILINE))
+    assert set(captum_pda.__all__) - {"__version__"} <= named
+
+
+@pytest.mark.parametrize("name", sorted(set(captum_pda.__all__) - {"__version__"}))
+def test_every_public_name_is_explained_with_an_example(name):
+    value = getattr(captum_pda, name)
+    text = value.__doc__ or ""
+    assert text.strip()
+    explains_itself = isinstance(value, type) and issubclass(value, Exception)
+    if not explains_itself and not isinstance(value, type(captum_pda)):
+        assert "Example::" in text or ">>>" in text
