@@ -49,6 +49,12 @@ class DatasetSummary:
         failed: those that could not be explained, by number, with the reason.
         outdated: those whose stored result did not count and that were explained anew, by number,
             with the reason.
+
+    Example::
+
+        >>> summary = explain_dataset(EfficientPDA(model), validation_set, ResultFolder("maps"))
+        >>> summary.explained, summary.done_before, summary.failed
+        (998, 0, {17: 'image file is truncated', 312: 'image file is truncated'})
     """
 
     explained: int

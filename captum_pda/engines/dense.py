@@ -15,7 +15,12 @@ from captum_pda.regions.protocol import Windows
 
 
 class DenseEngine:
-    """Runs the whole model on every perturbed copy. Works for any model."""
+    """Runs the whole model on every perturbed copy. Works for any model.
+
+    Example::
+
+        >>> EfficientPDA(model, engine=DenseEngine()).attribute(image, target=3)  # or "dense"
+    """
 
     report = EngineReport("dense", "as asked")
 

@@ -47,6 +47,15 @@ class Engine(Protocol):
 
     It may have a method ``settings()``: what results depend on, as a table of plain values. Without
     one, folders of results know it by a hash of its attributes.
+
+    Example::
+
+        >>> class Counting(DenseEngine):
+        ...     examples = 0
+        ...     def prepare(self, forward, example, batch_size):
+        ...         self.examples += 1
+        ...         return super().prepare(forward, example, batch_size)
+        >>> EfficientPDA(model, engine=Counting()).attribute(images, target=3)
     """
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedEngine:

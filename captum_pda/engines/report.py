@@ -67,6 +67,12 @@ class EngineReport:
             None if that was not measured.
         goes_dense: the functions at which the incremental engine had to complete its maps, and why.
         audit: how windows of the last run compare with the dense engine's; None if all were dense.
+
+    Example::
+
+        >>> pda = EfficientPDA(model)
+        >>> pda.attribute(image, target=3)
+        >>> print(pda.engine_report)
     """
 
     engine: str

@@ -18,7 +18,14 @@ from captum_pda.regions.protocol import Regions, Windows
 
 @dataclass(frozen=True)
 class StrongWindow:
-    """A window and what it says: its first pixel, its shape, and its evidence."""
+    """A window and what it says: its first pixel, its shape, and its evidence.
+
+    Example::
+
+        >>> speak_for, speak_against = strongest_windows(evidence, target=3)
+        >>> speak_for[0]
+        StrongWindow(corner=(96, 40), shape=(32, 32), value=1.73)
+    """
 
     corner: tuple[int, ...]
     shape: tuple[int, ...]

@@ -36,6 +36,11 @@ class IncrementalEngine:
         max_box_fraction: None is exact. A part of the feature maps' extent, such as 0.5, keeps only
             the centre of boxes that are larger: faster, and close, since what is far from a window
             hardly depends on it. Maps of up to 8 places along an axis are not cut.
+
+    Example::
+
+        >>> engine = IncrementalEngine(max_box_fraction=0.5)  # engine="incremental" is exact
+        >>> EfficientPDA(model, engine=engine).attribute(image, target=3)
     """
 
     def __init__(self, max_box_fraction: float | None = None) -> None:
