@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.datasets.stored_files import settings_in
-from captum_pda.engines.auto import WORTH_A_PROBE
+from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.regions.window_grid import WindowGrid
 
@@ -135,7 +136,8 @@ def with_engine(explainer: PhotoExplainer, folder: Path | None) -> Question:
     grid = max(question.regions(image), key=len)
     if len(grid) < WORTH_A_PROBE or not isinstance(grid, WindowGrid):
         return replace(question, engine="dense")
-    pda = EfficientPDA(model, prior=explainer.prior)
+    # What one photo would not repay is repaid by a folder.
+    pda = EfficientPDA(model, prior=explainer.prior, engine=AutoEngine(patience=math.inf))
     some = np.linspace(0, len(grid) - 1, WORTH_A_PROBE).astype(int).tolist()
     pda.evidence(image, windows=grid.pick(some))
     report = pda.engine_report

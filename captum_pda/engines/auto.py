@@ -8,7 +8,6 @@ from collections import Counter
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from captum_pda.basics import device_sync
@@ -17,31 +16,47 @@ from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.engines.incremental.no_rule import IncrementalError
+from captum_pda.engines.pieces import Pieces
 from captum_pda.engines.report import Audit, EngineReport
 from captum_pda.regions.protocol import Windows
 
-#: Windows that both engines run, to be compared.
-PROBED = 6
-#: Copies on which the incremental engine is timed, since its calls cost time for few copies too.
-TIMED = 18
-#: Fewer copies than this are done sooner than a probe pays.
-WORTH_A_PROBE = 16 * PROBED
+#: Copies of a first batch on each engine, whose time counts for nothing: what is done once is done
+#: there, such as all that the incremental engine computes for the unperturbed example.
+FIRST = 4
+#: Copies that each engine is timed on.
+TIMED_DENSE, TIMED_INCREMENTAL = 6, 18
+#: Fewer copies than this are done sooner than a probe pays, whatever the model.
+WORTH_A_PROBE = 64
+#: What a batch of the incremental engine costs beside its copies, in seconds, since it does each
+#: layer in many small steps; and what its first batch costs, in dense passes of a copy.
+SECONDS_PER_BATCH, PASSES_AT_FIRST = 0.025, 2.0
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
 #: Why a kind of windows is run densely.
+FAILED = "the incremental engine failed"
+TOO_FEW = "too few windows to try another"
 NO_FASTER = "the incremental engine is no faster here"
 #: Why inputs of a kind are run densely after an audit has failed.
 DISAGREED_BEFORE = "the incremental engine disagreed on another example"
+
+clock = time.perf_counter
 
 
 class AutoEngine:
     """Chooses between the dense and the incremental engine by trying both on a few windows.
 
     The choice holds for inputs of the same shape and windows of the same shape, and ``report`` says
-    what was chosen last, and why; of several sizes, for that of the most windows.
+    what was chosen last, and why; of several sizes, for that of the most windows. What is run to
+    find out is kept, so that no window is run twice.
+
+    Args:
+        patience: the share of a dense run's time that a try may cost where it is in vain. Models
+            that are too quick for the number of windows are run densely at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 0.03) -> None:
+        self.patience = patience
         self.report: EngineReport | None = None
         self.choices: dict[Any, EngineReport] = {}
 
@@ -63,7 +78,7 @@ class PreparedAuto:
         self._arguments = (forward, example, batch_size)
         self._kind = (example.shape, example.dtype, example.device)
         self._copies: Counter[tuple[int, ...]] = Counter()
-        self._running: PreparedEngine | None = None
+        self._pieces: Pieces | None = None
 
     @cached_property
     def _dense(self) -> PreparedEngine:
@@ -75,16 +90,24 @@ class PreparedAuto:
 
     @property
     def unfinished(self) -> Tensor | None:
-        """What the chosen engine has finished of the windows that it runs now."""
-        return getattr(self._running, "unfinished", None)
+        """What is finished of the windows that are run now."""
+        return None if self._pieces is None else self._pieces.unfinished
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        report = self._choice(grid, fills)
-        self._copies[grid.window] += fills.shape[0] * fills.shape[1]
+        pieces = self._pieces = Pieces(grid, fills, read, advance)
+        report = self._choice(pieces)
+        self._copies[grid.window] += pieces.n_copies
+        if report.engine == "incremental":
+            try:
+                pieces.finish(self._incremental)
+            except IncrementalError as error:  # of what this model does with other values
+                report = EngineReport("dense", f"{FAILED}: {error}")
+                self._auto.choices[(*self._kind, grid.window)] = report
         if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
             self._auto.report = report
-        self._running = self._incremental if report.engine == "incremental" else self._dense
-        return self._running.scores(grid, fills, read, advance)
+        scores = pieces.finish(self._dense)
+        self._pieces = None
+        return scores
 
     def audit(self) -> Audit:
         """How the incremental engine's windows compare with the dense engine's."""
@@ -95,17 +118,26 @@ class PreparedAuto:
                 self._auto.choices[(*self._kind, window)] = EngineReport("dense", DISAGREED_BEFORE)
         return audit
 
-    def _choice(self, grid: Windows, fills: Tensor) -> EngineReport:
+    def _choice(self, pieces: Pieces) -> EngineReport:
         """Which engine runs windows of this shape, and why."""
-        choices = self._auto.choices
-        report = choices.get((*self._kind, grid.window))
+        window = pieces.grid.window
+        report = self._auto.choices.get((*self._kind, window))
         if report is not None:
             return report
-        if fills.shape[0] * fills.shape[1] < WORTH_A_PROBE:
-            return EngineReport("dense", "too few windows to try another")
-        report = self._slower_for_smaller(grid.window) or self._try(grid, fills)
-        choices[(*self._kind, grid.window)] = report
+        if pieces.n_copies < WORTH_A_PROBE:
+            return EngineReport("dense", TOO_FEW)
+        report = self._slower_for_smaller(window)
+        if report is None:
+            dense_seconds = self._seconds_per_copy(self._dense, pieces, TIMED_DENSE)
+            if self._cost_of_a_try(dense_seconds) > self._auto.patience * pieces.n_copies:
+                return EngineReport("dense", TOO_FEW)
+            report = self._try(pieces, dense_seconds)
+        self._auto.choices[(*self._kind, window)] = report
         return report
+
+    def _cost_of_a_try(self, dense_seconds: float) -> float:
+        """What trying the incremental engine costs in vain, in dense passes of a copy."""
+        return PASSES_AT_FIRST + 2 * SECONDS_PER_BATCH / max(dense_seconds, 1e-9)
 
     def _slower_for_smaller(self, window: tuple[int, ...]) -> EngineReport | None:
         """What was found for smaller windows where the incremental engine was no faster: larger
@@ -117,42 +149,27 @@ class PreparedAuto:
                 return EngineReport("dense", f"{NO_FASTER}, as for windows of {smaller}")
         return None
 
-    def _try(self, grid: Windows, fills: Tensor) -> EngineReport:
-        """Run both engines on a few windows, at the border and in the middle."""
-        half, middle = PROBED // 2, len(grid) // 2
-        parts = [slice(0, half), slice(middle, middle + half)]
-        timed = slice(middle, min(middle + TIMED, len(grid)))
-        samples = -(-TIMED // (timed.stop - timed.start))
-        engine = self._incremental.prepared
+    def _try(self, pieces: Pieces, dense_seconds: float) -> EngineReport:
+        """Run some windows incrementally, and compare the time."""
+        engine = self._incremental
         try:
-            # The first pass also computes the unperturbed example, so it is not timed.
-            _seconds_per_copy(engine, grid, fills, parts)
-            incremental_time = _seconds_per_copy(engine, grid, fills, [timed], samples)
+            seconds = self._seconds_per_copy(engine, pieces, TIMED_INCREMENTAL)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
-            return EngineReport("dense", f"the incremental engine failed: {error}")
-        speed_up = _seconds_per_copy(self._dense, grid, fills, parts) / incremental_time
-        went_dense = dict(engine.went_dense)
+            return EngineReport("dense", f"{FAILED}: {error}")
+        speed_up = dense_seconds / max(seconds, 1e-9)
+        went_dense = dict(engine.prepared.went_dense)
         if speed_up < WORTH_IT:
             return EngineReport("dense", NO_FASTER, speed_up, went_dense)
         return EngineReport("incremental", "it is faster here", speed_up, went_dense)
 
-
-def _seconds_per_copy(
-    engine: PreparedEngine, grid: Windows, fills: Tensor, parts: list[slice], samples: int = 1
-) -> float:
-    """The time that some fills of some windows take."""
-    start = time.perf_counter()
-    outputs = [
-        engine.scores(grid[part], fills[:samples, part], _everything, _nothing).flatten(0, 1)
-        for part in parts
-    ]
-    device_sync.all_finite(torch.cat(outputs))  # waits for the device
-    return (time.perf_counter() - start) / sum(map(len, outputs))
-
-
-def _everything(outputs: Tensor) -> Tensor:
-    return outputs.flatten(1) if outputs.dim() > 1 else outputs.unsqueeze(1)
-
-
-def _nothing(rows: int) -> None:
-    """No progress is shown."""
+    def _seconds_per_copy(self, engine: PreparedEngine, pieces: Pieces, n_copies: int) -> float:
+        """The time that a copy takes after the first few, for windows in the middle."""
+        # Few of a small call, since the other engine may be the better one.
+        n_copies = min(n_copies, max(FIRST, pieces.n_copies // 16))
+        middle = len(pieces.grid) // 2
+        first = pieces.run(engine, pieces.some(FIRST, middle))
+        device_sync.all_finite(first)  # waits for the device
+        start = clock()
+        timed = pieces.run(engine, pieces.some(n_copies, middle))
+        device_sync.all_finite(timed)
+        return (clock() - start) / max(1, timed.shape[0] * timed.shape[1])

@@ -103,7 +103,8 @@ class Run:
             for part, own in zip(task.parts, chunks, strict=True)
             for chunk in own
         )
-        with ProgressBar(total, execution.title, task.seconds_per_pass) as bar:
+        warns = execution.ranks.rank == 0
+        with ProgressBar(total, execution.title, task.seconds_per_pass, warns) as bar:
             for scene in task.scenes():
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
                 if not own:

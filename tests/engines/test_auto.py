@@ -10,7 +10,9 @@ from conftest import make_images
 from torch import Tensor, nn
 
 import captum_pda.engines.auto as auto
-from captum_pda import EfficientPDA
+from captum_pda import DenseEngine, EfficientPDA, WindowGrid
+from captum_pda.engines import BatchSize, IncrementalError
+from captum_pda.engines.auto import AutoEngine, PreparedAuto
 from captum_pda.engines.dense import PreparedDense
 
 EXAMPLE = make_images(1, 3, 20, 24)
@@ -28,6 +30,7 @@ class TestAuto:
     def run(self, forward: Any, monkeypatch: Any, speed: float = 0.0) -> EfficientPDA:
         monkeypatch.setattr(auto, "WORTH_IT", speed)
         monkeypatch.setattr(auto, "WORTH_A_PROBE", 50)
+        monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
         pda = EfficientPDA(forward)
         assert pda.engine_report is None
         pda.attribute(EXAMPLE, target=1, strides=2, sliding_window_shapes=5)
@@ -87,12 +90,14 @@ class TestAuto:
     ) -> None:
         timed = []
 
-        def seconds(engine: Any, grid: Any, *rest: Any) -> float:
-            timed.append(grid.window)
-            return 1.0 if isinstance(engine, PreparedDense) else speeds[grid.window]
+        def seconds(_: Any, engine: Any, pieces: Any, *rest: Any) -> float:
+            window = pieces.grid.window
+            timed.append(window)
+            return 1.0 if isinstance(engine, PreparedDense) else speeds[window]
 
         speeds = {(3, 3): 0.2, (6, 6): 5.0}
-        monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
+        monkeypatch.setattr(PreparedAuto, "_seconds_per_copy", seconds)
+        monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
         monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
         pda = EfficientPDA(small_network())
         pda.attribute(EXAMPLE, target=1, scales=(3, 6, 9), strides=3)
@@ -100,3 +105,93 @@ class TestAuto:
         assert chosen == {(3, 3): "incremental", (6, 6): "dense", (9, 9): "dense"}
         assert (9, 9) not in timed
         assert pda.engine_report.engine == "incremental"  # that of the most windows
+
+
+# What a try costs
+
+
+class Watched:
+    """A model that counts the copies it is given, and a clock that goes by them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dense: float, incremental: float) -> None:
+        self.model = small_network()
+        self.seconds = {True: dense, False: incremental}
+        self.copies = {True: 0, False: 0}
+        self.now = 0.0
+        monkeypatch.setattr(auto, "clock", lambda: self.now)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        is_dense = type(x) is Tensor
+        self.copies[is_dense] += len(x)
+        self.now += len(x) * self.seconds[is_dense]
+        return self.model(x)
+
+
+def run_auto(model: Any, grid: WindowGrid, patience: float = 0.03) -> tuple[PreparedAuto, Tensor]:
+    prepared = AutoEngine(patience).prepare(model, EXAMPLE, BatchSize(16))
+    fills = torch.zeros(1, len(grid), 3, *grid.window, dtype=torch.float64)
+    done: list[int] = []
+    scores = prepared.scores(grid, fills, lambda outputs: outputs, done.append)
+    assert sum(done) == len(grid)
+    expected = DenseEngine().prepare(small_network(), EXAMPLE, BatchSize(16))
+    found = expected.scores(grid, fills, lambda outputs: outputs, lambda rows: None)
+    torch.testing.assert_close(scores, found)
+    return prepared, scores
+
+
+MANY, FEW = WindowGrid((20, 24), (5, 5), (1, 1)), WindowGrid((20, 24), (5, 5), (2, 2))
+
+
+@pytest.mark.parametrize(("incremental", "chosen"), [(0.2, "incremental"), (2.0, "dense")])
+def test_no_window_is_run_twice(
+    monkeypatch: pytest.MonkeyPatch, incremental: float, chosen: str
+) -> None:
+    watched = Watched(monkeypatch, 1.0, incremental)
+    prepared, _ = run_auto(watched, MANY)
+    assert prepared._auto.report.engine == chosen
+    assert sum(watched.copies.values()) == len(MANY)
+    assert prepared._auto.report.speed_up == pytest.approx(1 / incremental)
+
+
+def test_models_too_quick_for_the_number_of_windows_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch of the incremental engine costs some time whatever the model."""
+    watched = Watched(monkeypatch, 0.002, 0.0001)
+    prepared, _ = run_auto(watched, MANY)
+    assert prepared._auto.report.reason == auto.TOO_FEW
+    assert watched.copies[False] == 0
+    tried, _ = run_auto(watched, MANY, patience=1.0)
+    assert tried._auto.report.engine == "incremental"
+    slow = Watched(monkeypatch, 1.0, 0.1)
+    tried, _ = run_auto(slow, FEW)
+    assert tried._auto.report.engine == "incremental"
+
+
+def test_what_is_finished_when_something_stops_a_try_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stopping(Watched):
+        def __call__(self, x: Tensor) -> Tensor:
+            if self.copies[False] >= 20:
+                raise KeyboardInterrupt
+            return super().__call__(x)
+
+    watched = Stopping(monkeypatch, 1.0, 0.1)
+    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
+    fills = torch.zeros(1, len(MANY), 3, *MANY.window, dtype=torch.float64)
+    with pytest.raises(KeyboardInterrupt):
+        prepared.scores(MANY, fills, lambda outputs: outputs, lambda rows: None)
+    known = prepared.unfinished[0, :, 0].isfinite()
+    assert known.sum() == sum(watched.copies.values())
+
+
+def test_what_can_no_longer_be_followed_goes_on_densely(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(Watched):
+        def __call__(self, x: Tensor) -> Tensor:
+            if self.copies[False] >= 40 and type(x) is not Tensor:
+                raise IncrementalError("no rule")
+            return super().__call__(x)
+
+    prepared, _ = run_auto(Refusing(monkeypatch, 1.0, 0.1), MANY)
+    assert prepared._auto.report.reason == "the incremental engine failed: no rule"
