@@ -15,12 +15,14 @@ from captum_pda.prediction.layer_call import Layer, LayerCall, unit_of_rounding,
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
 from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.outputs import one_row_each
+from captum_pda.prediction.outputs import one_row_each, scores_of
 
 #: A map of fewer places hardly tells one place of the input from another.
 ENOUGH_PLACES = 16
-#: So many maps are tried, from the last one backwards.
+#: So many maps are tried for a say in the outputs, from the last one backwards.
 MOST_TRIED = 40
+#: So many of those with a say are tried for whether the rest of the model can be run alone.
+MOST_WITH_A_SAY = 3
 
 
 class NoFeatureMapError(ValueError):
@@ -84,18 +86,19 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
             "the model is a function, so its layers can't be listed; pass layer=, a module that it "
             "calls"
         )
-    last: LayerCall | None = None
+    with_a_say: list[LayerCall] = []
     with torch.no_grad():
         found = _candidates(model, call)
         enough = [each for each in found if _n_places(each) >= ENOUGH_PLACES]
         for candidate in (enough or found)[: -MOST_TRIED - 1 : -1]:
             if _has_a_say(candidate, call):
-                layer_call = LayerCall(call, Layer(candidate.module, candidate.name))
-                if layer_call.runs_rest_only:
-                    return layer_call
-                last = last or layer_call
-    if last is not None:
-        return last
+                with_a_say.append(LayerCall(call, Layer(candidate.module, candidate.name)))
+                if with_a_say[-1].runs_rest_only:
+                    return with_a_say[-1]
+                if len(with_a_say) == MOST_WITH_A_SAY:
+                    break
+    if with_a_say:
+        return with_a_say[0]
     raise NoFeatureMapError(
         f"{type(model).__name__} has no layer with a spatial feature map that is called once and "
         "that its outputs depend on; name one with layer=, or use EfficientPDA, which needs none"
@@ -113,7 +116,7 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[_Candidate]:
         for name, module in model.named_modules():
             if name:
                 hooks.enter_context(exchanged(module, False, partial(keep, name, module)))
-        outputs = call.repeated(0, 1)
+        outputs = scores_of(call.repeated(0, 1))
     space = tuple(call.given[0].shape[2:])
     names = [name for name, _, _ in returned]
     tokens = {values.shape[1] for _, _, values in returned if _is_tensor(values, 3)}
