@@ -14,6 +14,7 @@ from PIL import Image
 
 from captum_pda.basics.version import __version__
 from captum_pda.cli.classifier import Classifier, ModelChoice
+from captum_pda.cli.cost import cost_line, seconds_per_pass
 from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.models import choose_model
@@ -39,6 +40,7 @@ from captum_pda.report.index import index_page
 
 __all__ = ["add_parser", "run"]
 
+BLANK = Image.new("RGB", (256, 256))
 #: Failures that are printed; all of them are in a folder's summary.
 SHOWN = 20
 
@@ -70,6 +72,8 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         None if options.quiet or is_folder else partial(tell, classifier.labels),
     )
     title = "Explaining" if is_folder and not options.quiet else None
+    if ranks.rank == 0 and not options.quiet:
+        say_cost(explainer, len(plan.places), ranks.count)
     job = Job(explainer, PhotoSet(plan.places, classifier.preprocessing), writer)
     summary = job.run(ranks, Display(title, "photo", options.debug))
     return conclude(plan, summary, options) if ranks.rank == 0 else 0
@@ -98,9 +102,22 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
 
 def check_question(question: Question, choice: ModelChoice) -> None:
     """Refuse what this model cannot be asked, as far as that is known without its weights."""
-    question.check_size(choice.preprocessing(Image.new("RGB", (256, 256))))
+    question.check_size(choice.preprocessing(BLANK))
     if choice.labels is not None:
         question.named_classes(choice.labels)
+
+
+def say_cost(explainer: PhotoExplainer, n_photos: int, n_processes: int) -> None:
+    """Say how long all photos will take, if that is long."""
+    image = explainer.classifier.preprocessing(BLANK)
+    n_windows, n_passes = explainer.question.n_windows_and_passes(image)
+    if not n_passes:
+        return
+    seconds = seconds_per_pass(explainer.classifier.model, image) * n_passes
+    n_samples = explainer.question.n_samples if explainer.question.method == "sampled" else 1
+    line = cost_line(n_windows, n_samples, n_photos, seconds * n_photos / n_processes)
+    if line is not None:
+        print(line)
 
 
 def tell(

@@ -94,9 +94,10 @@ def add_method_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--method",
         choices=METHODS,
-        default="efficient",
-        help="efficient: one forward pass per window (default). sampled: several, the definition "
-        "itself. gradient: one backward pass, quick and noisy",
+        default="pda",
+        help="pda: several sizes in both contexts, and the last feature map (default). efficient: "
+        "one forward pass per window. sampled: several, the papers' definition. gradient: one "
+        "backward pass, quick and noisy. layer: the last feature map alone, quick",
     )
     how.add_argument(
         "--scales",
@@ -119,9 +120,8 @@ def add_method_options(how: argparse._ArgumentGroup) -> None:
     how.add_argument(
         "--context",
         choices=CONTEXTS,
-        default="full",
-        help="full: what is lost when a window goes. empty: what it says by itself, with nothing "
-        "else seen. both: the mean of the two (default: %(default)s)",
+        help="full: what is lost when a window goes (default of all methods but pda, which asks "
+        "both). empty: what it says by itself, with nothing else seen. both: the two together",
     )
     how.add_argument(
         "--samples",

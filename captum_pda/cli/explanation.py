@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -11,18 +12,28 @@ from torch import Tensor
 
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.cli.classifier import Classifier
-from captum_pda.cli.question import Question
+from captum_pda.cli.question import WITH_CONTEXT, Question
 from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.layer import LayerPDA
+from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Regions
 
-#: How pictures and words call the methods.
-METHOD_NAMES = {"efficient": "EfficientPDA", "sampled": "SampledPDA", "gradient": "GradientPDA"}
+#: What each method of the command is called elsewhere.
+METHOD_CLASSES: dict[str, Any] = {
+    "pda": PDA,
+    "efficient": EfficientPDA,
+    "sampled": SampledPDA,
+    "gradient": GradientPDA,
+    "layer": LayerPDA,
+}
+#: The windows that speak for a class, and those against it.
+Strongest = tuple[list[StrongWindow], list[StrongWindow]]
 
 
 @dataclass(frozen=True)
@@ -94,36 +105,35 @@ class PhotoExplainer:
         asked: list[tuple[int, ...]] = [(number,) for number in classes]
         if pair:
             asked.append(pair)
-        regions = self.question.regions(image)
-        name = f"{METHOD_NAMES[self.question.method]}, {sizes_in_words(regions)}"
-        if self.question.context != "full":
-            name += f", context {self.question.context}"
+        name = METHOD_CLASSES[self.question.method].__name__
         if self.question.method == "gradient":
+            regions = self.question.regions(image)
             answers = [self._by_gradient(image, chosen, regions) for chosen in asked]
-            return Explanation(image, probabilities, tuple(answers), name)
+            words = f"{name}, {sizes_in_words(regions)}"
+            return Explanation(image, probabilities, tuple(answers), words)
         evidence = self.evidence(image)
         answers = [self._from_evidence(evidence, chosen) for chosen in asked]
-        return Explanation(image, probabilities, tuple(answers), name, evidence)
+        words = f"{name}, {parts_in_words(evidence)}"
+        return Explanation(image, probabilities, tuple(answers), words, evidence)
 
     def evidence(self, image: Tensor) -> WindowEvidence:
         """The evidence of every window for every class."""
-        arguments = {
-            **self.question.region_arguments,
-            "context": self.question.context,
-            "show_progress": self.show_progress,
-        }
+        arguments = {**self.question.region_arguments, "show_progress": self.show_progress}
+        if self.question.method in WITH_CONTEXT:
+            arguments["context"] = self.question.context or "full"
         if self.question.method == "sampled":
             arguments["n_samples"] = self.question.n_samples
             arguments["generator"] = torch.Generator().manual_seed(self.question.seed)
         found: WindowEvidence = self._method().evidence(image, **arguments)
-        return found
+        # That of a layer's feature map is drawn over the image.
+        return replace(found, inputs=(image,))
 
     def _method(self, measure: str = "weight_of_evidence") -> Any:
-        model = self.classifier.model
-        if self.question.method == "gradient":
-            return GradientPDA(model, prior=self.prior, measure=measure)
-        kind = SampledPDA if self.question.method == "sampled" else EfficientPDA
-        return kind(model, prior=self.prior, engine=self.question.engine)
+        kind = METHOD_CLASSES[self.question.method]
+        options: dict[str, Any] = {"prior": self.prior, "measure": measure}
+        if kind not in (GradientPDA, LayerPDA):
+            options["engine"] = self.question.engine
+        return kind(self.classifier.model, **options)
 
     def _classes(self, probabilities: Tensor) -> tuple[list[int], tuple[int, int] | None]:
         """The classes to explain, and the two to tell apart."""
@@ -136,7 +146,11 @@ class PhotoExplainer:
     def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
         strongest = strongest_windows(evidence, classes[0], self.question.n_windows, *classes[1:])
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
-        return self._answer(classes, cast(Tensor, whole)[0, 0], strongest)
+        bits = cast(Tensor, whole)[0, 0]
+        regions = evidence.parts[0].regions
+        if regions.space != tuple(bits.shape):
+            strongest = _on_image(strongest, regions.space, tuple(bits.shape))
+        return self._answer(classes, bits, strongest)
 
     def _by_gradient(
         self, image: Tensor, classes: tuple[int, ...], regions: Sequence[Regions]
@@ -161,7 +175,7 @@ class PhotoExplainer:
         self,
         classes: tuple[int, ...],
         bits: Tensor,
-        strongest: tuple[list[StrongWindow], list[StrongWindow]],
+        strongest: Strongest,
     ) -> Answer:
         name = " rather than ".join(self.classifier.labels[number] for number in classes)
         return Answer(name, classes, bits, tuple(strongest[0]), tuple(strongest[1]))
@@ -171,3 +185,30 @@ def sizes_in_words(regions: Sequence[Regions]) -> str:
     """The sizes of windows: "windows of 16, 32, 64 px"."""
     sides = dict.fromkeys(max(one.size) for one in regions)
     return f"windows of {', '.join(map(str, sides))} px"
+
+
+def parts_in_words(evidence: WindowEvidence) -> str:
+    """The sizes, contexts and layers that evidence is made of."""
+    of_input = [part for part in evidence.parts if part.depth == "input"]
+    words = sizes_in_words([part.regions for part in of_input]) if of_input else ""
+    contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
+    if "empty" in contexts:
+        words += ", both contexts" if len(contexts) > 1 else ", empty context"
+    layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
+    return "\n".join(
+        filter(None, [words.removeprefix(", "), *(f"features of {n}" for n in layers)])
+    )
+
+
+def _on_image(strongest: Strongest, space: tuple[int, ...], image: tuple[int, ...]) -> Strongest:
+    """Places of a feature map as windows of the image."""
+
+    def enlarged(window: StrongWindow) -> StrongWindow:
+        low = [int(c * i / s) for c, i, s in zip(window.corner, image, space, strict=True)]
+        ends = [c + w for c, w in zip(window.corner, window.shape, strict=True)]
+        high = [math.ceil(e * i / s) for e, i, s in zip(ends, image, space, strict=True)]
+        shape = tuple(end - start for start, end in zip(low, high, strict=True))
+        return StrongWindow(tuple(low), shape, window.value)
+
+    speak_for, speak_against = strongest
+    return [enlarged(one) for one in speak_for], [enlarged(one) for one in speak_against]

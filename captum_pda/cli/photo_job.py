@@ -124,7 +124,7 @@ def with_engine(explainer: PhotoExplainer, folder: Path | None) -> Question:
     the results that are there.
     """
     question = explainer.question
-    if folder is None or question.engine != "auto" or question.method == "gradient":
+    if folder is None or question.engine != "auto" or question.settings()["engine"] is None:
         return question
     found = read_settings(folder) if folder.is_dir() else None
     if found and found.get("engine") in ("dense", "incremental"):

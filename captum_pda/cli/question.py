@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +13,10 @@ from captum_pda.cli.usage_errors import UsageError
 from captum_pda.regions.arguments import RegionChoice
 from captum_pda.regions.protocol import Regions
 
-METHODS = ("efficient", "sampled", "gradient")
+METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
 CONTEXTS = ("full", "empty", "both")
+#: Methods that leave the choice of a context to the user; "pda" asks in both, "gradient" in none.
+WITH_CONTEXT = ("efficient", "sampled", "layer")
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class Question:
 
     Args:
         method: one of METHODS.
-        sizes: the windows' sides, in pixels of the model's input; without any, the library's
-            default.
+        sizes: the windows' sides, in pixels of the model's input, or for "layer" in places of its
+            feature map; without any, the library's default.
         stride: the step between windows of each size; by default a quarter of it.
-        context: what else is seen: "full", "empty" or "both".
+        context: what else is seen: "full", "empty" or "both"; None is the method's own.
         n_samples, seed: for "sampled"; the same seed draws the same samples.
         targets: classes by number or name; without any, the ``n_top`` classes with the highest
             probability.
@@ -35,10 +37,10 @@ class Question:
         engine: "auto", "dense" or "incremental".
     """
 
-    method: str = "efficient"
+    method: str = "pda"
     sizes: tuple[int, ...] = ()
     stride: int | None = None
-    context: str = "full"
+    context: str | None = None
     n_samples: int = 10
     seed: int = 0
     targets: tuple[str, ...] = ()
@@ -55,20 +57,20 @@ class Question:
                 f"--stride {self.stride} steps over pixels that a window of {min(self.sizes)} does "
                 f"not reach; use at most {min(self.sizes)}"
             )
-        if self.method == "gradient" and self.context != "full":
+        if self.context and self.method not in WITH_CONTEXT:
             raise UsageError(
-                f"--context {self.context} needs forward passes; leave it out, or choose another "
-                "--method than gradient"
+                f"--context {self.context} does not go with --method {self.method}; leave it out, "
+                f"or choose --method {' or '.join(WITH_CONTEXT)}"
             )
 
     def settings(self) -> dict[str, Any]:
         """What the answers depend on, as plain values."""
-        sampled, gradient = (self.method == name for name in ("sampled", "gradient"))
+        sampled, by_engine = self.method == "sampled", self.method not in ("gradient", "layer")
         return {
             "method": self.method,
             "sizes": list(self.sizes) or "default",
             "stride": self.stride or "default",
-            "context": self.context,
+            "context": self.context or "default",
             "samples": self.n_samples if sampled else None,
             "seed": self.seed if sampled else None,
             "targets": list(self.targets),
@@ -76,37 +78,43 @@ class Question:
             "contrast": self.contrast,
             "windows": self.n_windows,
             "measure": "weight_of_evidence",
-            "engine": None if gradient else self.engine,
+            "engine": self.engine if by_engine else None,
         }
 
     @property
     def region_arguments(self) -> dict[str, Any]:
         """The arguments of ``attribute`` that say what is hidden."""
-        arguments: dict[str, Any] = {"strides": self.stride}
-        if len(self.sizes) == 1:
-            arguments["sliding_window_shapes"] = self.sizes[0]
-        elif self.sizes:
-            arguments["scales"] = self.sizes
-        return arguments
+        return {"strides": self.stride, "scales": self.sizes or None}
 
-    def regions(self, image: Tensor) -> tuple[Regions, ...]:
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """The contexts in which it is asked."""
+        context = "both" if self.method == "pda" else self.context or "full"
+        return ("full", "empty") if context == "both" else (context,)
+
+    def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
         """What is hidden of a model's input, size by size."""
-        (regions,) = RegionChoice(**self.region_arguments).resolve((image,))
+        (regions,) = RegionChoice(**self.region_arguments).resolve((image,), context)
         return regions
+
+    def n_windows_and_passes(self, image: Tensor) -> tuple[int, int]:
+        """How many windows there are, and how many copies of the input the whole model sees."""
+        if self.method in ("gradient", "layer"):
+            return 0, 0
+        n_windows = {
+            context: sum(map(len, self.regions(image, context))) for context in self.contexts
+        }
+        samples = self.n_samples if self.method == "sampled" else 1
+        n_passes = samples * n_windows.get("full", 0) + n_windows.get("empty", 0)
+        return sum(n_windows.values()), n_passes
 
     def check_size(self, image: Tensor) -> None:
         """Refuse windows that do not fit a model's input."""
         smallest = min(image.shape[2:])
-        if self.sizes and max(self.sizes) > smallest:
+        if self.sizes and self.method != "layer" and max(self.sizes) > smallest:
             raise UsageError(
                 f"a window of {max(self.sizes)} is larger than the model's input of {smallest} "
                 "pixels; use a smaller one"
-            )
-        narrowest = min(min(one.size) for one in replace(self, stride=None).regions(image))
-        if self.stride and self.stride > narrowest:
-            raise UsageError(
-                f"--stride {self.stride} steps over pixels that a window of {narrowest} does not "
-                f"reach; use at most {narrowest}, or larger windows"
             )
 
     def named_classes(

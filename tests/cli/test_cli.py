@@ -46,7 +46,7 @@ def expected(photo: str = "cat.png"):
 
 
 def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("cat.png") == 0
+    assert run("cat.png", "--method", "efficient") == 0
     with Image.open("cat_evidence.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
@@ -100,7 +100,8 @@ def test_several_classes_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         "evidence",
         lambda self, *given, **named: calls.append(1) or gather(self, *given, **named),
     )
-    assert run("cat.png", "--classes", "3", "--contrast", "4", "cat", "--quiet") == 0
+    three = ("--classes", "3", "--contrast", "4", "cat", "--quiet")
+    assert run("cat.png", "--method", "efficient", *three) == 0
     assert calls == [1]
     model, image = expected()
     top = model(image)[0].topk(3).indices.tolist()

@@ -1,0 +1,161 @@
+"""Every method of the command is that of the library, for one size and several."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
+from captum_pda.cli import results
+from captum_pda.cli.main import main
+from captum_pda.cli.models import load_classifier
+from captum_pda.cli.photos import load_photo
+
+
+@pytest.fixture(autouse=True)
+def folder(photo_folder: Path) -> Path:
+    return photo_folder
+
+
+def run(*arguments: str) -> int:
+    return main(["explain", *arguments, "--model", "tiny:five", "--device", "cpu", "--quiet"])
+
+
+def bits(name: str = "cat_evidence.npz") -> np.ndarray:
+    with np.load(name) as file:
+        return file["bits"]
+
+
+def image() -> tuple[torch.nn.Module, torch.Tensor]:
+    classifier = load_classifier("tiny:five")
+    return classifier.model, classifier.preprocessing(load_photo(Path("cat.png")))
+
+
+def check(found: np.ndarray, expected: torch.Tensor) -> None:
+    values = expected[0, 0].detach().numpy()
+    np.testing.assert_allclose(found, values, atol=1e-3 * float(abs(values).max()))
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "arguments"),
+    [
+        ([], PDA, {}),
+        (["--scales", "8", "16"], PDA, {"scales": (8, 16)}),
+        (["--window", "8"], PDA, {"scales": (8,), "strides": 4}),
+        (["--method", "efficient"], EfficientPDA, {}),
+        (
+            ["--method", "efficient", "--scales", "8", "16", "--context", "both"],
+            EfficientPDA,
+            {"scales": (8, 16), "context": "both"},
+        ),
+        (
+            ["--method", "efficient", "--window", "8", "--stride", "8", "--context", "empty"],
+            EfficientPDA,
+            {"scales": 8, "strides": 8, "context": "empty"},
+        ),
+        (
+            ["--method", "sampled", "--samples", "2", "--scales", "8", "16", "--stride", "8"],
+            SampledPDA,
+            {"scales": (8, 16), "strides": 8, "n_samples": 2},
+        ),
+        (["--method", "gradient", "--scales", "8", "16"], GradientPDA, {"scales": (8, 16)}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_map_is_that_of_the_library(
+    options: list[str], method: Any, arguments: dict[str, Any]
+) -> None:
+    assert run("cat.png", "--target", "dog", *options) == 0
+    model, inputs = image()
+    if method is SampledPDA:
+        arguments = {**arguments, "generator": torch.Generator().manual_seed(0)}
+    check(bits()[0], method(model).attribute(inputs, target=4, **arguments))
+
+
+def test_the_features_of_the_last_layer_are_drawn_over_the_photo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["explain", "cat.png", "--model", "tiny:five", "--method", "layer", "--target", "4"]
+    assert main(command) == 0
+    model, inputs = image()
+    layer = LayerPDA(model)
+    small = layer.attribute(inputs, target=4)
+    larger = torch.nn.functional.interpolate(
+        small[:, :1], size=(32, 32), mode="bilinear", align_corners=False
+    )
+    check(bits()[0], larger)
+    lines = [line for line in capsys.readouterr().out.splitlines() if " bits  " in line]
+    rows = [line.partition("(rows ")[2].partition(",")[0].split("-") for line in lines]
+    # Places of a 15 x 15 map, in pixels of the photo: two or three of them.
+    assert rows
+    assert all(2 <= int(end) - int(start) + 1 <= 4 for start, end in rows)
+    assert any(int(end) > 15 for _, end in rows)
+
+
+def test_contrast_of_several_sizes_and_contexts() -> None:
+    assert run("cat.png", "--contrast", "dog", "cat", "--classes", "1") == 0
+    model, inputs = image()
+    evidence = PDA(model).evidence(inputs)
+    check(bits()[1], evidence.contrast(4, 3))
+
+
+def test_panels_say_which_method_and_sizes_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    draw = results.visualize_evidence_multiple
+    monkeypatch.setattr(
+        results,
+        "visualize_evidence_multiple",
+        lambda *given, **named: drawn.append(draw(*given, **named)) or drawn[-1],
+    )
+    for method in ("pda", "efficient", "gradient", "layer"):
+        assert run("cat.png", "--method", method) == 0
+    titles = [axes[1].get_title() for _, axes in drawn]
+    assert "\nPDA, windows of 5, 9, 14 px, both contexts\nfeatures of " in titles[0]
+    assert titles[1].endswith("\nEfficientPDA, windows of 5, 9 px")
+    assert titles[2].endswith("\nGradientPDA, windows of 5, 9 px")
+    assert "\nLayerPDA, features of " in titles[3]
+
+
+@pytest.mark.parametrize("n_classes", [1, 4])
+def test_the_maps_fill_the_picture(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One class has no blank half; a row is left unfilled by less than half of it."""
+    figures: list[Any] = []
+    write = results.write_figure
+    monkeypatch.setattr(
+        "captum_pda.cli.photo_job.write_figure",
+        lambda path, figure, overwrite: figures.append(figure) or write(path, figure, overwrite),
+    )
+    assert run("cat.png", "--classes", str(n_classes), "--method", "gradient") == 0
+    panels = [axes for axes in figures[0].axes if axes.images and axes.get_title()]
+    assert len(panels) == n_classes + 1
+    grid = panels[0].get_subplotspec().get_gridspec()
+    assert grid.nrows * grid.ncols - len(panels) < grid.ncols / 2
+    with Image.open("cat_evidence.png") as picture:
+        right_half = np.asarray(picture.convert("L"))[:, picture.width // 2 :]
+    assert (right_half < 250).mean() > 0.2
+
+
+@pytest.mark.parametrize("method", ["pda", "layer"])
+def test_folders_of_several_sizes_are_explained_once(method: str) -> None:
+    Path("photos").mkdir()
+    for name in ("cat.png", "dog.png"):
+        Path(name).rename(Path("photos") / name)
+    command = ("photos", "--output", "out", "--method", method, "--contrast", "dog", "ant")
+    assert run(*command) == 0
+    when = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")}
+    assert len(when) == 2
+    assert run(*command) == 0
+    assert when == {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")}
+    settings = json.loads(Path("out/settings.json").read_text())
+    assert (settings["method"], settings["sizes"], settings["context"]) == (
+        method,
+        "default",
+        "default",
+    )
+    assert run(*command, "--scales", "3") == 2
