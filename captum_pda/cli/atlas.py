@@ -21,7 +21,7 @@ from captum_pda.cli.explain import SHOWN, check_question
 from captum_pda.cli.explain_options import add_method_options, make_question
 from captum_pda.cli.explanation import PhotoExplainer
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.photo_job import PhotoSet, with_engine
+from captum_pda.cli.photo_job import PhotoSet, engines_for_all
 from captum_pda.cli.places import Plan, check_free, plan_folder
 from captum_pda.cli.processes import own_device, process_group
 from captum_pda.cli.results import write_figure, write_result
@@ -110,8 +110,8 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         optional_module("sklearn.cluster")
         plan, explainer, classes = prepare(options)
     with ranks.failing_together():
-        question = with_engine(explainer, plan.folder) if ranks.rank == 0 else explainer.question
-    explainer = replace(explainer, question=ranks.gather_objects(question)[0])
+        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
+    explainer = replace(explainer, engines=ranks.gather_objects(engines)[0])
     writer = AtlasWriter(
         plan, explainer, classes, Enough(options.regions, options.min_bits), options.overwrite
     )

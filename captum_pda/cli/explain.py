@@ -18,7 +18,7 @@ from captum_pda.cli.cost import cost_line, seconds_per_pass
 from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.photo_job import PhotoSet, PhotoWriter, with_engine
+from captum_pda.cli.photo_job import PhotoSet, PhotoWriter, engines_for_all
 from captum_pda.cli.places import (
     INDEX_FILE,
     SUMMARY_FILE,
@@ -61,8 +61,8 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         plan, explainer = prepare(options)
     with ranks.failing_together():
-        question = with_engine(explainer, plan.folder) if ranks.rank == 0 else explainer.question
-    explainer = replace(explainer, question=ranks.gather_objects(question)[0])
+        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
+    explainer = replace(explainer, engines=ranks.gather_objects(engines)[0])
     classifier, is_folder = explainer.classifier, plan.folder is not None
     writer = PhotoWriter(
         plan,

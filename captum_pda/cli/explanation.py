@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.cli.classifier import Classifier
 from captum_pda.cli.question import WITH_CONTEXT, Question
+from captum_pda.engines import EngineReport
 from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
@@ -75,12 +76,14 @@ class PhotoExplainer:
         question: what is asked.
         prior: what to expect in a window; None fits one to each photo.
         show_progress: whether each photo has a progress bar of its own.
+        engines: the engine for windows of each side, where they are chosen for many photos.
     """
 
     classifier: Classifier
     question: Question
     prior: PatchPrior | None = None
     show_progress: bool = False
+    engines: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def forward_func(self) -> torch.nn.Module:
@@ -94,6 +97,7 @@ class PhotoExplainer:
             "labels_sha256": fingerprint(self.classifier.labels),
             "prior": prior_settings(self.prior),
             **self.question.settings(),
+            **({"engine": dict(self.engines)} if self.engines else {}),
         }
 
     def attribute(self, image: Tensor, target: None = None) -> Explanation:
@@ -124,7 +128,11 @@ class PhotoExplainer:
         if self.question.method == "sampled":
             arguments["n_samples"] = self.question.n_samples
             arguments["generator"] = torch.Generator().manual_seed(self.question.seed)
-        found: WindowEvidence = self._method().evidence(image, **arguments)
+        method = self._method()
+        for side, name in self.engines.items():
+            kind = (image.shape, image.dtype, image.device, (int(side),) * (image.dim() - 2))
+            method.engine.choices[kind] = EngineReport(name, "chosen once for all photos")
+        found: WindowEvidence = method.evidence(image, **arguments)
         # That of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
 
@@ -190,14 +198,12 @@ def sizes_in_words(regions: Sequence[Regions]) -> str:
 def parts_in_words(evidence: WindowEvidence) -> str:
     """The sizes, contexts and layers that evidence is made of."""
     of_input = [part for part in evidence.parts if part.depth == "input"]
-    words = sizes_in_words([part.regions for part in of_input]) if of_input else ""
+    words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
     contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
     if "empty" in contexts:
-        words += ", both contexts" if len(contexts) > 1 else ", empty context"
+        words.append("both contexts" if len(contexts) > 1 else "empty context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
-    return "\n".join(
-        filter(None, [words.removeprefix(", "), *(f"features of {n}" for n in layers)])
-    )
+    return ", ".join([*words, *(f"features of {name}" for name in layers)])
 
 
 def _on_image(strongest: Strongest, space: tuple[int, ...], image: tuple[int, ...]) -> Strongest:

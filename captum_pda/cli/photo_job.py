@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from captum_pda.basics.files import remove_parts
 from captum_pda.cli.classifier import Preprocessing
@@ -23,7 +24,6 @@ from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.pages import photo_page
 from captum_pda.cli.photos import read_photo
 from captum_pda.cli.places import Place, Plan
-from captum_pda.cli.question import Question
 from captum_pda.cli.results import draw_picture, numbers_in_file, write_figure, write_result
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.records import Example, Record
@@ -37,6 +37,7 @@ from captum_pda.datasets.result_folder import (
 from captum_pda.datasets.stored_files import settings_in
 from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
 from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.regions.protocol import Regions
 from captum_pda.regions.window_grid import WindowGrid
 
 
@@ -117,28 +118,39 @@ class PhotoWriter:
             self.tell(place.photo, explanation, place.files)
 
 
-def with_engine(explainer: PhotoExplainer, folder: Path | None) -> Question:
-    """The question with an engine chosen once for all photos of a folder, ranks and reruns.
+def engines_for_all(explainer: PhotoExplainer, folder: Path | None) -> dict[str, str]:
+    """The engine of each size of windows, chosen once for all photos of a folder, ranks and reruns.
 
     Two engines agree up to rounding only. Which one is faster is tried on noise, or known from
     the results that are there.
     """
     question = explainer.question
     if folder is None or question.engine != "auto" or question.settings()["engine"] is None:
-        return question
+        return {}
     found = read_settings(folder) if folder.is_dir() else None
-    if found and found.get("engine") in ("dense", "incremental"):
-        return replace(question, engine=str(found["engine"]))
+    if found and isinstance(found.get("engine"), dict):
+        return {str(side): str(name) for side, name in found["engine"].items()}
     values = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
     model = explainer.classifier.model
-    device = next(model.parameters()).device
+    first = next(model.parameters(), None)
+    device = None if first is None else first.device
     image = explainer.classifier.preprocessing(Image.fromarray(values)).to(device)
-    grid = max(question.regions(image), key=len)
-    if len(grid) < WORTH_A_PROBE or not isinstance(grid, WindowGrid):
-        return replace(question, engine="dense")
     # What one photo would not repay is repaid by a folder.
     pda = EfficientPDA(model, prior=explainer.prior, engine=AutoEngine(patience=math.inf))
+    chosen = {}
+    for context in question.contexts:
+        for grid in question.regions(image, context):
+            side = str(max(grid.size))
+            if side not in chosen:
+                chosen[side] = _faster_engine(pda, image, grid)
+    return chosen
+
+
+def _faster_engine(pda: EfficientPDA, image: Tensor, grid: Regions) -> str:
+    """The engine that is faster for windows of a size, tried on a few of them."""
+    if len(grid) < WORTH_A_PROBE or not isinstance(grid, WindowGrid):
+        return "dense"
     some = np.linspace(0, len(grid) - 1, WORTH_A_PROBE).astype(int).tolist()
     pda.evidence(image, windows=grid.pick(some))
     report = pda.engine_report
-    return replace(question, engine=report.engine if report else "dense")
+    return report.engine if report else "dense"

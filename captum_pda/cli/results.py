@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from captum_pda.visualization import visualize_evidence_multiple
 
 DPI = 110
 MOST_COLUMNS = 4
+#: Letters that fit above a panel.
+TITLE_WIDTH = 30
 
 
 def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
@@ -60,7 +63,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         shares = [float(explanation.probabilities[number]) for number in answer.classes]
         name = answer.name.replace(" rather than ", "\nrather than ")
         chances = " : ".join(f"{share:.1%}" for share in shares)
-        titles.append(f"{name}\n{chances}\n{explanation.method}")
+        lines = [*name.splitlines(), chances, explanation.method]
+        titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     n_panels = len(titles) + 1
     n_rows = math.ceil(n_panels / MOST_COLUMNS)
     figure, _ = visualize_evidence_multiple(

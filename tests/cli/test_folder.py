@@ -130,7 +130,8 @@ def test_one_engine_for_all_photos_and_reruns(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(EfficientPDA, "engine_report", EngineReport(engine, "faster today"))
         chosen = ("--quiet", "--method", "efficient")
         assert main(command("out", *chosen)) == 0
-        assert json.loads(Path("out/settings.json").read_text())["engine"] == "incremental"
+        settings = json.loads(Path("out/settings.json").read_text())
+        assert settings["engine"] == {"8": "incremental"}
 
 
 # Under torchrun
@@ -196,8 +197,8 @@ def test_a_killed_rank_loses_nothing() -> None:
     assert f"{N - len(done)}/{N - len(done)}" in err.decode()
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
 
-    engine = json.loads(Path("out/settings.json").read_text())["engine"]
-    assert main(command("alone", "--quiet", *efficient, "--engine", engine)) == 0
+    engines = json.loads(Path("out/settings.json").read_text())["engine"]
+    assert main(command("alone", "--quiet", *efficient, "--engine", engines["8"])) == 0
     found, expected = results(), results("alone")
     assert found.keys() == expected.keys()
     for name, bits in expected.items():
