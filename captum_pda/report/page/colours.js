@@ -25,12 +25,25 @@ function scaleGradient(hidden) {
   return `linear-gradient(to right, ${stops.join(", ")})`;
 }
 
+// Colours of 513 steps from -1 to 1, as the pixels of an image; the last one is of the unknown.
+const STEPS = 512;
+const COLOURS = new Uint8ClampedArray(4 * (STEPS + 2));
+for (let step = 0; step <= STEPS; step += 1) {
+  COLOURS.set([...colourOf((2 * step) / STEPS - 1), 255], 4 * step);
+}
+COLOURS.set([...UNKNOWN, 255], 4 * (STEPS + 1));
+const COLOUR_PIXELS = new Uint32Array(COLOURS.buffer);
+
 // A map as pixels, to be drawn over the photo; what is under the threshold is clear.
 function mapPixels(values, scale, threshold, width, height) {
-  const pixels = new ImageData(width, height);
+  const image = new ImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
   for (let i = 0; i < values.length; i += 1) {
-    const [red, green, blue] = colourOf(values[i] / scale);
-    pixels.data.set([red, green, blue, Math.abs(values[i]) < threshold ? 0 : 255], 4 * i);
+    const value = values[i];
+    if (Math.abs(value) < threshold) continue;
+    const share = Math.min(Math.max(value / scale, -1), 1);
+    const step = Number.isNaN(share) ? STEPS + 1 : Math.round(((share + 1) * STEPS) / 2);
+    pixels[i] = COLOUR_PIXELS[step];
   }
-  return pixels;
+  return image;
 }

@@ -1,6 +1,7 @@
 // What is looked at: the choices made, and everything that follows from them.
 
 const SHOWN = 5; // how many regions are listed for and against
+const MOST_KEPT = 100; // how many maps are remembered
 
 class View {
   constructor(block, images) {
@@ -61,6 +62,7 @@ class View {
     const { method, group, context } = this.choice;
     const key = [method, group, context, question.first, question.second].join();
     if (!this.cache.has(key)) {
+      if (this.cache.size >= MOST_KEPT) this.cache.clear();
       this.cache.set(key, evidenceMap(this.groups, this.contexts, question, this.photo));
     }
     return this.cache.get(key);
