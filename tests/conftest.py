@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from browser import browser as browser
 from photo_folder import photo_folder as photo_folder
 from rank_pool import RankPool
 from torch import Tensor, nn

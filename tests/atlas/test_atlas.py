@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from browser import LOW_CONTRAST, NAMELESS, browser, opened
+from browser import LOW_CONTRAST, NAMELESS, opened
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA
@@ -15,8 +15,6 @@ from captum_pda.atlas import (
     write_atlas,
     write_regions,
 )
-
-__all__ = ["browser"]
 
 N_PHOTOS = 6
 

@@ -11,7 +11,10 @@ import captum_pda
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "docs/recipes").glob("*.md") if path.stem != "index")
-PAGES = [ROOT / "README.md", *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "priors"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors")),
+]
 #: What a recipe needs beyond the library and its own tests.
 NEEDS = {"huggingface": "transformers", "similarity": "transformers"}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

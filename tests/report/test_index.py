@@ -4,15 +4,13 @@ import io
 
 import numpy as np
 import pytest
-from browser import LOW_CONTRAST, NAMELESS, browser, opened
+from browser import LOW_CONTRAST, NAMELESS, opened
 from PIL import Image
 from report_pages import LABELS, make_evidence, make_report
 
 from captum_pda.report import write_index
 from captum_pda.report.block import Block
 from captum_pda.report.index import PAGE, read_summary
-
-__all__ = ["browser"]
 
 
 @pytest.fixture(scope="module")

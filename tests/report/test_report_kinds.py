@@ -2,14 +2,12 @@
 
 import pytest
 import torch
-from browser import browser, opened
+from browser import opened
 from conftest import make_classifier, make_images
 from report_pages import colour
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, SampledPDA
 from captum_pda.report import write_report
-
-__all__ = ["browser"]
 
 SPACE = (20, 28)
 

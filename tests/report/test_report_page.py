@@ -4,12 +4,10 @@ import re
 
 import pytest
 import torch
-from browser import LOW_CONTRAST, NAMELESS, browser, opened
+from browser import LOW_CONTRAST, NAMELESS, opened
 from report_pages import LABELS, SPACE, TITLE, colour, make_evidence, make_report, strongest_at
 
 from captum_pda.evidence.strongest import strongest_windows
-
-__all__ = ["browser"]
 
 MINUS, TIMES = "\u2212", "\u00d7"
 
