@@ -27,6 +27,8 @@ examples:
   torchrun --nproc-per-node=4 --no-python captum-pda explain photos/ --output out
   captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
+  captum-pda explain cat.jpg --model timm/NAME      of timm; hf/NAME of transformers
+  captum-pda explain cat.jpg --model mine:model     a function of your own that returns a model
   captum-pda explain photos/ --output out --html    a page of each photo, and an index of them
   captum-pda atlas huskies/ --class husky --output atlas  what speaks for "husky" in many photos?
   captum-pda fit-prior photos/ --output mine.safetensors

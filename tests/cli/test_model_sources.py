@@ -1,0 +1,210 @@
+"""Models of timm, of transformers and of one's own, with their transforms and labels."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captum_pda.cli.main import main
+from captum_pda.cli.models import choose_model, load_classifier, preprocessing_for
+from captum_pda.cli.usage_errors import CommandError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def folder(photo_folder: Path) -> Path:
+    return photo_folder
+
+
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where a package is not installed."""
+    load = builtins.__import__
+
+    def missing(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ModuleNotFoundError(f"No module named {package!r}")
+        return load(name, *rest)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", missing)
+    finder = type(
+        "Finder", (), {"find_spec": staticmethod(lambda name, *_: _refuse(name, package))}
+    )
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+
+
+def _refuse(name: str, package: str) -> None:
+    if name.partition(".")[0] == package:
+        raise ModuleNotFoundError(f"No module named {package!r}")
+
+
+@pytest.mark.parametrize(("name", "package"), [("timm/resnet18", "timm"), ("hf/x", "transformers")])
+def test_a_missing_package_is_named(
+    name: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(package, monkeypatch)
+    assert main(["explain", "cat.png", "--model", name]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"this command needs {package}" in line
+    assert line.endswith(f"install it with: pip install {package}")
+
+
+# timm
+
+SMALL = "test_efficientnet.r160_in1k"
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm without downloads: random weights, always the same."""
+    timm = pytest.importorskip("timm")
+    create = timm.create_model
+
+    def create_untrained(name: str, pretrained: bool = False, **rest: Any) -> Any:
+        torch.manual_seed(0)
+        return create(name, pretrained=False, **rest)
+
+    monkeypatch.setattr(timm, "create_model", create_untrained)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
+    classifier = load_classifier(f"timm/{SMALL}")
+    image = classifier.preprocessing(Image.open("cat.png").convert("RGB"))
+    assert image.shape == (1, 3, 160, 160)
+    assert classifier.labels[281] == "tabby"
+    assert not classifier.model.training
+    white = classifier.preprocessing(Image.new("RGB", (200, 200), "white"))
+    mean, std = (
+        torch.tensor(one) for one in (classifier.preprocessing.mean, classifier.preprocessing.std)
+    )
+    shown = white[0] * std[:, None, None] + mean[:, None, None]
+    torch.testing.assert_close(shown, torch.ones_like(shown), rtol=0, atol=1e-4)
+    command = ["explain", "cat.png", "--model", f"timm/{SMALL}", "--target", "tabby", "--quiet"]
+    assert main([*command, "--method", "gradient", "--window", "40"]) == 0
+    with np.load("cat_evidence.npz") as file:
+        assert file["first"].tolist() == [281]
+        assert file["bits"].shape == (1, 160, 160)
+
+
+@pytest.mark.usefixtures("untrained")
+def test_own_weights_for_a_model_of_timm(tmp_path: Path) -> None:
+    import timm
+
+    model = timm.create_model(SMALL, num_classes=7).eval()
+    torch.save(model.state_dict(), tmp_path / "seven.pth")
+    classifier = load_classifier(f"timm/{SMALL}", tmp_path / "seven.pth")
+    assert len(classifier.labels) == 7
+    image = torch.randn(1, 3, 160, 160)
+    torch.testing.assert_close(classifier.model(image), model(image))
+
+
+def test_unknown_models_of_timm() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(UsageError, match=r"use timm/resnet\w+ or"):
+        choose_model("timm/resnet5")
+    with pytest.raises(UsageError, match="leave out what follows the dot"):
+        choose_model("timm/resnet18.nonsense")
+
+
+def test_weights_of_timm_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(CommandError, match=r"no route to host.*add --weights FILE"):
+        load_classifier(f"timm/{SMALL}")
+
+
+# transformers
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A tiny vision transformer as ``save_pretrained`` writes it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=32,
+        patch_size=8,
+        id2label={0: "ant", 1: "bee", 2: "cat"},
+        label2id={"ant": 0, "bee": 1, "cat": 2},
+    )
+    folder = tmp_path / "vit"
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    processor = transformers.ViTImageProcessor(
+        size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4]
+    )
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -> None:
+    import transformers
+
+    classifier = load_classifier(f"hf/{saved}")
+    assert classifier.labels == ("ant", "bee", "cat")
+    assert classifier.preprocessing.mean == (0.4, 0.5, 0.6)
+    image = classifier.preprocessing(Image.open("cat.png").convert("RGB"))
+    assert image.shape == (1, 3, 32, 32)
+    model = transformers.AutoModelForImageClassification.from_pretrained(saved).eval()
+    torch.testing.assert_close(classifier.model(image), model(image).logits)
+    command = ["explain", "cat.png", "--model", f"hf/{saved}", "--target", "bee", "--quiet"]
+    assert main([*command, "--method", "gradient", "--window", "8"]) == 0
+    with np.load("cat_evidence.npz") as file:
+        assert file["first"].tolist() == [1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(CommandError, match=r"cannot be loaded from the folder .*save_pretrained"):
+        choose_model(f"hf/{tmp_path}")
+
+
+# One's own
+
+
+def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
+    Path("mine.py").write_text("import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n")
+    classifier = load_classifier("mine:alone")
+    assert classifier.labels == ("class 0", "class 1", "class 2")
+    photo = Image.open("cat.png").convert("RGB")
+    torch.testing.assert_close(
+        classifier.preprocessing(photo), preprocessing_for("resnet18")(photo)
+    )
+    sys.modules.pop("mine")
+
+
+def test_what_is_wrong_with_a_model_of_one_s_own_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("wrong.py").write_text(
+        "import torch\n\ndef fails():\n    raise KeyError('weights')\n\n"
+        "def flat():\n    return torch.nn.Flatten(0)\n"
+    )
+    path = list(sys.path)
+    for name, message in [
+        ("wrong:fails", "failed (KeyError: 'weights'); it is called without arguments"),
+        ("wrong:flat", "must return logits (N, classes)"),
+    ]:
+        assert main(["explain", "cat.png", "--model", name]) == 1
+        assert message in capsys.readouterr().err
+    assert main(["explain", "cat.png", "--model", "tiny:five", "--weights", "tiny.py"]) == 2
+    assert "--weights does not go with --model tiny:five" in capsys.readouterr().err
+    assert sys.path == path
+    sys.modules.pop("wrong")
