@@ -15,6 +15,9 @@ from captum_pda.prediction.map_layout import MapLayout, map_layout
 from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.outputs import one_row_each
 
+#: How what comes before the layer can be run: on a single copy; on a batch that is computed on one
+#: of its rows; and on all copies.
+WAYS = ("one copy", "one row", "all")
 #: Differences of this many units of rounding are no surprise; half precision is coarse enough.
 ROUNDINGS, AT_MOST = 1e3, 0.05
 
@@ -39,8 +42,9 @@ class LayerCall:
 
     The part of the model that comes before the layer is run on a single copy, and in the layer
     that copy becomes as many as there are maps. A model that can't go on from there, because it
-    joins the layer's output with earlier tensors of one copy, is run as a whole on all copies:
-    which of the two holds is found out on three maps.
+    looks at the batch size early or joins the layer's output with earlier tensors, is run on a
+    batch that is computed on one of its rows up to the layer (RepeatedTensor); where that gives
+    other outputs too, as a whole on all copies. Which it is, is found out on three maps.
 
     Args:
         call: the model with the user's inputs.
@@ -49,7 +53,7 @@ class LayerCall:
     Attributes:
         layer: the layer.
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
-        runs_rest_only: whether what comes before the layer is run on a single copy.
+        way: how what comes before the layer is run, one of WAYS.
     """
 
     def __init__(self, call: ModelCall, layer: Layer) -> None:
@@ -81,8 +85,12 @@ class LayerCall:
         self.inputs = tuple(
             layout.to_map(items[place]).contiguous() for place, layout in self._maps
         )
-        self.runs_rest_only = True
-        self.runs_rest_only = self._can_run_rest_only()
+        self.way = self._cheapest_way()
+
+    @property
+    def runs_rest_only(self) -> bool:
+        """Whether what comes before the layer is computed only once for all copies."""
+        return self.way != "all"
 
     def unperturbed(self) -> Tensor:
         """The model's outputs for the inputs as they are, (N, ...)."""
@@ -96,12 +104,13 @@ class LayerCall:
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from one example's maps ``position``, changed, to the model's outputs."""
-        return partial(self._run, example, position)
+        return partial(self._run, self.way, example, position)
 
-    def _run(self, example: int, position: int, maps: Tensor) -> Tensor:
+    def _run(self, way: str, example: int, position: int, maps: Tensor) -> Tensor:
         exchange = partial(self._exchange, position, maps)
+        n_copies = 1 if way == "one copy" else len(maps)
         with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
-            outputs = self._call.repeated(example, 1 if self.runs_rest_only else len(maps))
+            outputs = self._call.repeated(example, n_copies, as_one_row=way == "one row")
         if visits.count != 1:
             raise ValueError(_called_otherwise(self.layer, visits.count))
         return one_row_each(outputs, len(maps))
@@ -117,21 +126,28 @@ class LayerCall:
         ]
         return values._make(items) if hasattr(values, "_make") else type(values)(items)
 
-    def _can_run_rest_only(self) -> bool:
-        """Whether the model gives the same outputs when it is run on one copy up to the layer."""
+    def _cheapest_way(self) -> str:
+        """The first of WAYS in which the model gives the outputs of three copies run as a whole."""
         with torch.no_grad():
             copies = with_noise(self.inputs[0][:1], 3)
-            try:
-                outputs = self._run(0, 0, copies.clone())
-            except Exception:  # what can go wrong is up to the model; below shows if it is it
-                return False
-            self.runs_rest_only = False
-            expected = self._run(0, 0, copies)
-        if outputs.shape != expected.shape:
-            return False
-        tolerance = min(ROUNDINGS * unit_of_rounding(expected), AT_MOST)
-        size = float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
-        return torch.allclose(outputs, expected, 0, tolerance * size, equal_nan=True)
+            expected = self._run("all", 0, 0, copies.clone())
+            for way in WAYS[:-1]:
+                try:
+                    outputs = self._run(way, 0, 0, copies.clone())
+                except Exception:  # what can go wrong is up to the model
+                    continue
+                if _agree(outputs, expected):
+                    return way
+        return WAYS[-1]
+
+
+def _agree(outputs: Tensor, expected: Tensor) -> bool:
+    """Whether outputs differ by no more than rounding."""
+    if outputs.shape != expected.shape:
+        return False
+    tolerance = min(ROUNDINGS * unit_of_rounding(expected), AT_MOST)
+    size = float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
+    return torch.allclose(outputs, expected, 0, tolerance * size, equal_nan=True)
 
 
 def unit_of_rounding(outputs: Tensor) -> float:

@@ -21,6 +21,7 @@ from captum_pda.prediction.fixed_batches import (
     run_in_batches,
 )
 from captum_pda.prediction.outputs import check_outputs, one_row_each
+from captum_pda.prediction.repeated_tensor import RepeatedTensor, all_rows
 
 
 class Call(Protocol):
@@ -127,11 +128,23 @@ class ModelCall:
         ]
         return run_in_batches(self._forward_func, arguments, is_row, self._only)
 
-    def repeated(self, example: int, n_copies: int) -> Any:
-        """What the model returns for copies of one example as it is."""
+    def repeated(self, example: int, n_copies: int, as_one_row: bool = False) -> Any:
+        """What the model returns for copies of one example as it is.
+
+        Args:
+            example: the number of the example.
+            n_copies: how many copies.
+            as_one_row: whether to compute one of them in place of all, as RepeatedTensor does.
+        """
         arguments = (*self.inputs, *self._additional)
-        repeated = [self._repeat(each, example, n_copies) for each in arguments]
-        return self._run(*repeated)
+        if not as_one_row:
+            return self._run(*(self._repeat(each, example, n_copies) for each in arguments))
+        rows = [self._repeat(each, example, 1) for each in arguments]
+        repeated = [
+            RepeatedTensor(row, n_copies) if _is_per_example(each, len(self.inputs[0])) else row
+            for each, row in zip(arguments, rows, strict=True)
+        ]
+        return all_rows(self._run(*repeated))
 
     def _repeat(self, argument: Any, example: int, n_copies: int) -> Any:
         if not _is_per_example(argument, len(self.inputs[0])):
