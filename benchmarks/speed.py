@@ -62,7 +62,7 @@ def load(name: str, trained: bool = False) -> nn.Module:
 
 
 def best_batch_size(model: nn.Module) -> int:
-    """The batch size at which the model takes least time a row, as Occlusion runs it."""
+    """The batch size at which the model takes least time per row, as Occlusion runs it."""
     best = {}
     with torch.no_grad():
         for rows in BATCH_SIZES:

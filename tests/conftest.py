@@ -71,6 +71,14 @@ def samples_of(
     return torch.stack(draws, dim=1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need processes of their own are slow, by the time that those take to start."""
+    for item in items:
+        if "pool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def classifier() -> nn.Module:
     return make_classifier()

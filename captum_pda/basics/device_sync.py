@@ -1,6 +1,6 @@
 """The only places where a value is read back from the device, or a generator made on it.
 
-Reading a value waits for the device, so none of these is called once a window or once a batch.
+Reading a value waits for the device, so none of these is called once per window or batch.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "running code",
     )
     model.add_argument(
-        "--labels", type=Path, metavar="FILE", help="the names of its classes, one a line"
+        "--labels", type=Path, metavar="FILE", help="the names of its classes, one per line"
     )
     model.add_argument(
         "--device",

@@ -104,7 +104,7 @@ class Classifier:
         if len(labels) != len(loaded.labels):
             raise CommandError(
                 f"there are {len(labels)} labels for a model of {len(loaded.labels)} classes; "
-                "write one a line"
+                "write one per line"
             )
         model = loaded.model.eval().to(device)
         return Classifier(choice.name, model, choice.preprocessing, labels, loaded.source)

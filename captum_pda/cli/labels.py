@@ -23,7 +23,7 @@ def default_labels(n_classes: int) -> tuple[str, ...]:
 
 
 def read_labels(file: Path) -> tuple[str, ...]:
-    """The names in a file with one a line."""
+    """The names in a file with one per line."""
     try:
         names = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

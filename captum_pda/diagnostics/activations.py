@@ -120,7 +120,7 @@ def activation_statistics(
 
 
 class _Activations(nn.Module):
-    """A model that returns what one of its layers got or gave, one row an example."""
+    """A model that returns what one of its layers got or gave, one row per example."""
 
     def __init__(self, forward_func: Callable[..., Any], layer: nn.Module, of: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an engine is: prepared once an example, then asked for the outputs without its windows."""
+"""What an engine is: prepared once per example, then asked for the outputs without its windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from captum_pda.regions.protocol import Windows
 
 #: From copies of an example, (rows, C, *space), to the model's outputs, (rows, ...).
 Forward: TypeAlias = Callable[[Tensor], Tensor]
-#: From outputs to the few numbers a row that are kept, (rows, columns).
+#: From outputs to the few numbers per row that are kept, (rows, columns).
 Read: TypeAlias = Callable[[Tensor], Tensor]
 #: Told how many copies have just gone through the model.
 Advance: TypeAlias = Callable[[int], object]

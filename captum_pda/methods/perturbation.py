@@ -61,7 +61,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     """Prediction difference analysis by replacing each window; see SampledPDA and EfficientPDA.
 
     Args:
-        forward_func: the model, or any function of the inputs that returns one row of outputs an
+        forward_func: the model, or any function of the inputs that returns one row of outputs per
             example.
         prior: what could stand in a window (a GaussianPatchPrior, MarginalPrior, ConstantPrior or
             anything that follows PatchPrior). Default: a stationary Gaussian fitted to each

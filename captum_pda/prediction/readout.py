@@ -1,4 +1,4 @@
-"""From a model's outputs to one score an output: log-odds in nats, or the raw value.
+"""From a model's outputs to one score per output: log-odds in nats, or the raw value.
 
 Log-odds say everything about a class's probability without rounding it to 0 or 1:
 log p = logsigmoid(log-odds) and log(1 - p) = logsigmoid(-log-odds).

@@ -30,7 +30,7 @@ def target_columns(
     if target is None:
         if int(np.prod(output_shape)) != 1:
             raise ValueError(
-                f"{name} is missing: the model has outputs of shape {tuple(output_shape)} an "
+                f"{name} is missing: the model has outputs of shape {tuple(output_shape)} per "
                 f"example, so say which one to explain, for example {name}="
                 f"{0 if len(output_shape) == 1 else (0,) * len(output_shape)}"
             )
@@ -132,13 +132,13 @@ def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
     if len(numbers) != len(output_shape):
         raise ValueError(
             f"{name}={target!r} has {len(numbers)} entries for outputs of shape "
-            f"{tuple(output_shape)} an example; give a tuple of {len(output_shape)}"
+            f"{tuple(output_shape)} per example; give a tuple of {len(output_shape)}"
         )
     for number, size in zip(numbers, output_shape, strict=True):
         if not -size <= number < size:
             raise ValueError(
                 f"{name}={target!r} is out of range: the model has outputs of shape "
-                f"{tuple(output_shape)} an example, so the last one is {size - 1} where "
+                f"{tuple(output_shape)} per example, so the last one is {size - 1} where "
                 f"{number} stands"
             )
     positive = [number % size for number, size in zip(numbers, output_shape, strict=True)]

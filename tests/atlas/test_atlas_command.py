@@ -33,6 +33,7 @@ def header_of(path: str) -> dict:
     return header
 
 
+@pytest.mark.slow
 def test_every_folder_of_a_class_gets_its_atlas(capsys):
     assert main(["atlas", "photos", *QUICK, "--groups", "1"]) == 0
     said = capsys.readouterr().out

@@ -350,6 +350,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_cleanly(folder: Path) -> None:
     # What runs in the background may be told to pass ctrl-C over.
     listen = (

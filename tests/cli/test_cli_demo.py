@@ -14,6 +14,7 @@ from captum_pda.cli.words import answer_lines, place, top_classes, window_words
 from captum_pda.evidence.strongest import StrongWindow
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real thing, with as few windows as there can be."""
     assert main(["demo", "--stride", "16", "--output", str(tmp_path / "demo.png")]) == 0

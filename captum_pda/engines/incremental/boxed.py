@@ -226,7 +226,7 @@ def read_map(
 
 
 def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
-    """One row of numbers a pixel; free where the channels are last in memory."""
+    """One row of numbers per pixel; free where the channels are last in memory."""
     moved = maps.movedim(space, tuple(range(1, 1 + len(space))))
     return moved.reshape(math.prod(moved.shape[: 1 + len(space)]), -1)
 

@@ -28,7 +28,7 @@ class Span:
 
     Args:
         size: the extent of the map.
-        low: the first place that can differ, one number a copy.
+        low: the first place that can differ, one number per copy.
         high: the place after the last that can differ.
         centre: where the middle of the window ended up, for boxes that are cut to their centre.
         begin: where each box starts, if not as soon as something can differ.
