@@ -19,7 +19,7 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.distributed.ranks import OtherRankError, Ranks
-from captum_pda.execution.rank_chunks import share_windows
+from captum_pda.execution.rank_chunks import ChunkSizes, rank_chunks
 
 METHODS = {"efficient": EfficientPDA, "sampled": SampledPDA}
 CALL = {"sliding_window_shapes": 3, "strides": 1, "perturbations_per_eval": 7}
@@ -48,17 +48,21 @@ class FakeRanks(Ranks):
     ("per_chunk", "at_once", "in_batch"), [(100, 100, 7), (20, 9, 4), (5, 9, 3)]
 )
 def test_every_window_is_run_once_in_the_batches_of_one_process(
-    count, per_chunk, at_once, in_batch
+    count, per_chunk, at_once, in_batch, monkeypatch
 ):
     grid = WindowGrid((11, 10), (3, 3), (1, 1))
+    monkeypatch.setattr("captum_pda.execution.rank_chunks.VALUES_PER_CHUNK", per_chunk * 9)
+    sizes = ChunkSizes(values_per_pixel=1, at_once=at_once, in_batch=in_batch)
 
     def batches(rank: int, count: int) -> list[tuple[int, ...]]:
         found = []
         ranks = FakeRanks(rank, count)
-        for share in share_windows(grid.chunks(per_chunk), at_once, in_batch, ranks):
-            for block in share.blocks:
-                numbers = [share.first + window for window in block]
-                assert numbers[0] == share.chunk[block.start : block.stop].first
+        for chunk in rank_chunks(grid, sizes, ranks):
+            windows = chunk.windows(grid, 0)
+            assert len(windows) <= per_chunk
+            for block in chunk.blocks:
+                numbers = [chunk.first + window for window in block]
+                assert numbers[0] == windows[block.start : block.stop].first
                 found += [
                     tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)
                 ]
