@@ -44,7 +44,9 @@ def explain(model: nn.Module, image: torch.Tensor, window: int, engine: str) -> 
     return str(pda.engine_report).splitlines()[0]
 
 
-def row(name: str, model: nn.Module, side: int, grid: int, rounds: int) -> str:
+def row(
+    name: str, model: nn.Module, side: int, grid: int, rounds: int, incremental_too: bool
+) -> str:
     image = torch.randn(1, 3, side, side)
     window = -(-side // grid)
     n_windows = len(range(0, side, window)) ** 2
@@ -52,7 +54,7 @@ def row(name: str, model: nn.Module, side: int, grid: int, rounds: int) -> str:
         engine: partial(explain, model, image, window, engine)
         for engine in ("dense", "auto", "incremental")
     }
-    if name.startswith("vit"):
+    if not incremental_too:
         del runs["incremental"]
     best = best_times(runs, rounds, time.process_time)
     report = explain(model, image, window, "auto")
@@ -72,6 +74,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--grids", nargs="+", type=int, default=GRIDS)
+    parser.add_argument("--incremental", action="store_true", help="that engine by itself, too")
     parser.add_argument("--tiny", action="store_true", help="a network of two layers, once")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -82,12 +86,15 @@ def main() -> None:
     print("| --- " * 7 + "|")
     if arguments.tiny:
         layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
-        print(row("two layers", nn.Sequential(*layers).eval(), 32, 9, 1))
+        print(row("two layers", nn.Sequential(*layers).eval(), 32, 9, 1, True))
         return
     for name in arguments.networks:
         model = load(name)
-        for grid in GRIDS:
-            print(row(name, model, NETWORKS[name], grid, arguments.rounds), flush=True)
+        for grid in arguments.grids:
+            print(
+                row(name, model, NETWORKS[name], grid, arguments.rounds, arguments.incremental),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ TIMED_DENSE, TIMED_INCREMENTAL = 6, 18
 WORTH_A_PROBE = 64
 #: What a batch of the incremental engine costs beside its copies, in seconds, since it does each
 #: layer in many small steps; and what its first batch costs, in dense passes of a copy.
-SECONDS_PER_BATCH, PASSES_AT_FIRST = 0.025, 2.0
+SECONDS_PER_BATCH, PASSES_AT_FIRST = 0.04, 2.0
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
 #: Why a kind of windows is run densely.
