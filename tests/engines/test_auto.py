@@ -118,7 +118,7 @@ class Watched:
         self.seconds = {True: dense, False: incremental}
         self.copies = {True: 0, False: 0}
         self.now = 0.0
-        monkeypatch.setattr(auto, "clock", lambda: self.now)
+        monkeypatch.setattr(auto, "processor_clock", lambda: self.now)
 
     def __call__(self, x: Tensor) -> Tensor:
         is_dense = type(x) is Tensor
