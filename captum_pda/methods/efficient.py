@@ -53,8 +53,8 @@ class EfficientPDA(PerturbationPDA):
         """The evidence of each pixel for and against the target.
 
         Without any of ``sliding_window_shapes``, ``scales`` and ``feature_mask``, windows of
-        several sizes are taken in proportion to the input's shorter side: 16, 32, 64 and 96 pixels
-        of 224, or 4 and 8 of 28. ``sliding_window_shapes=10, strides=1`` is the papers' setting.
+        several sizes are taken in proportion to the input's shorter side: 32, 64 and 96 pixels of
+        224, or 4 and 8 of 28. ``sliding_window_shapes=10, strides=1`` is the papers' setting.
 
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;

@@ -108,8 +108,8 @@ class PDA(PerturbationPDA):
             inputs, target, additional_forward_args, strides, feature_mask,
                 perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
             scales: the sizes of windows in both contexts. Default: in proportion to the input's
-                shorter side, of 224 pixels 16, 32, 64 and 96 in the full context and the larger
-                three in the empty one.
+                shorter side, of 224 pixels 32, 64 and 96 in the full context and the larger two
+                in the empty one.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
