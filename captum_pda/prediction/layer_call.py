@@ -14,6 +14,7 @@ from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, map_layout
 from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.outputs import one_row_each
+from captum_pda.prediction.repeated_tensor import RepeatedTensor
 
 #: How what comes before the layer can be run: on a single copy; on a batch that is computed on one
 #: of its rows; and on all copies.
@@ -85,6 +86,7 @@ class LayerCall:
         self.inputs = tuple(
             layout.to_map(items[place]).contiguous() for place, layout in self._maps
         )
+        self._one_row_came = False
         self.way = self._cheapest_way()
 
     @property
@@ -118,6 +120,8 @@ class LayerCall:
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
         """What a layer returns, with other maps in one place and all else once for each of them."""
         place, layout = self._maps[position]
+        item = values if isinstance(values, Tensor) else values[place]
+        self._one_row_came = isinstance(item, RepeatedTensor)
         if isinstance(values, Tensor):
             return layout.put(maps, values)
         items = [
@@ -136,7 +140,9 @@ class LayerCall:
                     outputs = self._run(way, 0, 0, copies.clone())
                 except Exception:  # what can go wrong is up to the model
                     continue
-                if _agree(outputs, expected):
+                # All rows that come to the layer were computed: nothing would be saved.
+                in_vain = way == "one row" and not self._one_row_came
+                if not in_vain and _agree(outputs, expected):
                     return way
         return WAYS[-1]
 

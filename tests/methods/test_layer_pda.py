@@ -139,6 +139,15 @@ def test_a_model_that_mixes_the_rows_of_a_batch_before_the_layer_is_run_as_a_who
     assert "the whole model is run" in pda.engine_report.reason
 
 
+def test_one_row_that_became_all_before_the_layer_saves_nothing():
+    class Turned(Joined):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.transpose(0, 1).transpose(0, 1))
+
+    model = Turned("cat")
+    assert LayerCall(ModelCall(model, (IMAGE,)), named_layer(model, "layer")).way == "all"
+
+
 @pytest.mark.parametrize("context", ["full", "empty"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_windows_of_any_size_and_context_equal_a_hook_that_replaces_the_values(size, context):
