@@ -279,6 +279,55 @@ class TestWhatIsRemembered:
 
         assert_same(forward, EXAMPLE, GRID)
 
+    def test_memory_that_someone_else_can_write(self) -> None:
+        array = images(4, 1, 1).numpy()
+        constant = torch.from_numpy(array)
+
+        def forward(x: Tensor) -> Tensor:
+            array[...] = 1.5
+            h = convolved(x)
+            first = h * constant
+            array[...] = 3.0
+            return torch.cat([first, h * constant], 1)
+
+        assert_same(forward, EXAMPLE, GRID)
+
+    def test_memory_that_is_handed_out_while_something_shares_it(self) -> None:
+        def forward(x: Tensor) -> Tensor:
+            h = convolved(x)
+            part = h[:, 1:]
+            torch.from_numpy(h.numpy()).relu_()
+            return part
+
+        refused(forward, r"numpy.*shares memory")
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+
+def test_functions_of_autograd_that_write() -> None:
+    def forward(x: Tensor) -> Tensor:
+        h = convolved(x)
+        made = Doubled.apply(h)
+        return torch.cat([made.tanh(), h], 1)
+
+    assert compare(forward, GRID, 4) in ("same", "refused")
+
+
+def test_gradients_inside_a_model() -> None:
+    def forward(x: Tensor) -> Tensor:
+        h = convolved(x)
+        with torch.enable_grad():
+            h.requires_grad_()
+            (gradient,) = torch.autograd.grad(h.sin().sum(), h)
+        return torch.cat([gradient, h.detach()], 1).mean((2, 3))
+
+    assert compare(forward, GRID, 4) == "same"
+
 
 class Positional(nn.Module):
     """Keeps a code by shape, as a buffer, an attribute and in a dictionary."""

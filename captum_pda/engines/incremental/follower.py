@@ -177,14 +177,13 @@ class PassFollower:
         """Call a function with all values of all copies."""
         self._before_writing(func, args, kwargs)
         if exposes(func):
-            for tensor in tensors:
-                self._state.write_log.expose(self.own(tensor))
+            self._expose(func, tensors)
         result = self._call(func, args, kwargs, tensors)
         for leaf in leaves(result):
-            if isinstance(leaf, NUMBERS) or not (
-                leaf is None or isinstance(leaf, (Tensor, *HARMLESS))
-            ):
+            if not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
                 self._state.leaked = True
+                if not isinstance(leaf, NUMBERS):
+                    self._expose(func, tensors)
         known = {id(tensor.held): tensor for tensor in tensors}
         wrapped = replace(
             result,
@@ -196,6 +195,12 @@ class PassFollower:
                 if made is not tensor and _hold_the_same(made, tensor):
                     tensor.share_with(made)
         return wrapped
+
+    def _expose(self, func: Callable[..., Any], tensors: list[PerturbedTensor]) -> None:
+        """Give tensors memory of their own that can be written at any time, by anyone."""
+        for tensor in tensors:
+            self._check_unshared(tensor, func)
+            self._state.write_log.expose(self.own(tensor))
 
     def _before_writing(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

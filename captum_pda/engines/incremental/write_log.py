@@ -38,5 +38,7 @@ class WriteLog:
         version, memory = _torch.version(tensor), memory_of(tensor)
         if version is None or memory is None or memory in self._exposed:
             return None
+        if not tensor.untyped_storage().resizable():
+            return None  # memory of someone else's, such as an array of NumPy's
         shape = tuple(tensor.shape), tensor.stride()
         return version, self._writes.get(memory, 0), tensor.data_ptr(), *shape
