@@ -12,7 +12,7 @@ from torch import Tensor
 from captum_pda.engines.batch_size import is_out_of_memory
 from captum_pda.engines.incremental import kinds
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.memory import same_memory
+from captum_pda.engines.incremental.memory import HARMLESS, NUMBERS, lets_out, same_memory
 from captum_pda.engines.incremental.no_rule import IncrementalError, NoRule
 from captum_pda.engines.incremental.pass_state import PassState
 from captum_pda.engines.incremental.rules import IN_PLACE, RULES, arrange, pop_inplace
@@ -20,9 +20,6 @@ from captum_pda.engines.incremental.tensor import PerturbedTensor
 from captum_pda.engines.incremental.trees import find, leaves, replace
 from captum_pda.engines.incremental.writes import exposes, name_of, written
 
-#: Results through which a model can neither read nor write values.
-HARMLESS = (str, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
-NUMBERS = (bool, int, float, complex)
 #: Functions that give a tensor other memory, or read memory by its layout.
 REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
 SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
@@ -39,6 +36,11 @@ class PassFollower:
         #: Why the model was refused, if it was: compiled code makes another error of it.
         self.refusal: IncrementalError | None = None
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether completed maps have their channels last in memory."""
+        return self._state.channels_last
+
     def perturbed(self, held: Boxed | Tensor) -> PerturbedTensor:
         """A perturbed tensor that is followed."""
         tensor = PerturbedTensor(held, self)
@@ -49,7 +51,7 @@ class PassFollower:
         """All values of all copies, to be read only."""
         if isinstance(tensor.held, Boxed):
             maps = tensor.held.whole()
-            return maps if self._state.channels_last else maps.contiguous()
+            return maps if self.channels_last else maps.contiguous()
         return tensor.held
 
     def own(self, tensor: PerturbedTensor) -> Tensor:
@@ -104,9 +106,13 @@ class PassFollower:
         tensors = list(find((args, kwargs), PerturbedTensor))
         if self._finished:
             return self._afterwards(func, args, kwargs)
-        self._check_pass(tensors)
         self._state.went_dense.setdefault(name_of(func), "it is called from compiled code")
-        return self._densely(func, args, kwargs, tensors)
+        try:
+            self._check_pass(tensors)
+            return self._densely(func, args, kwargs, tensors)
+        except IncrementalError as error:
+            self.refusal = error
+            raise
 
     def _afterwards(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -163,7 +169,7 @@ class PassFollower:
             return tensor
         if result.dtype != tensor.held.dtype or tuple(result.shape) != tuple(tensor.held.shape):
             raise NoRule("its result has another type or shape than what it is written into")
-        self._check_unshared(tensor, func)
+        _check_unshared(tensor, func)
         tensor.held = result
         return tensor
 
@@ -199,7 +205,7 @@ class PassFollower:
     def _expose(self, func: Callable[..., Any], tensors: list[PerturbedTensor]) -> None:
         """Give tensors memory of their own that can be written at any time, by anyone."""
         for tensor in tensors:
-            self._check_unshared(tensor, func)
+            _check_unshared(tensor, func)
             self._state.write_log.expose(self.own(tensor))
 
     def _before_writing(
@@ -208,10 +214,10 @@ class PassFollower:
         """See to it that what is written is written into memory that no box reads."""
         name = getattr(func, "__name__", "").partition(".")[0]
         if name in REFUSED and func != SET_REQUIRES_GRAD:
-            raise self._refuse(f"the model goes about a tensor's memory by {name_of(func)}")
+            raise _refusal(f"the model goes about a tensor's memory by {name_of(func)}")
         for tensor in written(func, args, kwargs):
             if isinstance(tensor, PerturbedTensor):
-                self._check_unshared(tensor, func)
+                _check_unshared(tensor, func)
                 self._state.write_log.note(self.own(tensor))
             else:
                 # What is written may come from a perturbed tensor.
@@ -231,7 +237,7 @@ class PassFollower:
         result = func(*given[0], **given[1])
         again = False
         for tensor in tensors:
-            if not isinstance(tensor.held, Boxed) or not _lets_out(result, dense[id(tensor)]):
+            if not isinstance(tensor.held, Boxed) or not lets_out(result, dense[id(tensor)]):
                 continue
             # A view: from now on the tensor is what is viewed, as writing into one of them must be
             # seen in the other.
@@ -242,25 +248,12 @@ class PassFollower:
         if not again:
             return result
         if written(func, args, kwargs):
-            raise self._refuse(f"the model calls {name_of(func)}, which writes and gives a view")
+            raise _refusal(f"the model calls {name_of(func)}, which writes and gives a view")
         return self._call(func, args, kwargs, tensors)
 
     def _check_pass(self, tensors: list[PerturbedTensor]) -> None:
         if any(tensor.follower is not self for tensor in tensors):
-            raise self._refuse("the model keeps tensors from one pass to the next")
-
-    def _check_unshared(self, tensor: PerturbedTensor, func: Callable[..., Any]) -> None:
-        if tensor.shares_elsewhere():
-            raise self._refuse(
-                f"the model calls {name_of(func)} on a tensor that shares memory with another one",
-                ", or make that call out of place in the model",
-            )
-
-    def _refuse(self, what: str, otherwise: str = "") -> IncrementalError:
-        self.refusal = IncrementalError(
-            f"{what}, which boxes can't follow; use engine='dense'{otherwise}"
-        )
-        return self.refusal
+            raise _refusal("the model keeps tensors from one pass to the next")
 
 
 def _in_a_line(reason: Exception) -> str:
@@ -272,17 +265,6 @@ def _held(tensor: PerturbedTensor) -> Boxed | Tensor:
     return tensor.held
 
 
-def _lets_out(result: Any, memory: Tensor) -> bool:
-    """Whether a result leads to some memory: as a view, or in a form of its own."""
-    for leaf in leaves(result):
-        if isinstance(leaf, Tensor):
-            if same_memory(leaf, memory):
-                return True
-        elif not (leaf is None or isinstance(leaf, (*NUMBERS, *HARMLESS))):
-            return True
-    return False
-
-
 def _hold_the_same(one: PerturbedTensor, other: PerturbedTensor) -> bool:
     held = one.held, other.held
     return (
@@ -290,3 +272,15 @@ def _hold_the_same(one: PerturbedTensor, other: PerturbedTensor) -> bool:
         and isinstance(held[1], Tensor)
         and same_memory(held[0], held[1])
     )
+
+
+def _check_unshared(tensor: PerturbedTensor, func: Callable[..., Any]) -> None:
+    if tensor.shares_elsewhere():
+        raise _refusal(
+            f"the model calls {name_of(func)} on a tensor that shares memory with another one",
+            ", or make that call out of place in the model",
+        )
+
+
+def _refusal(what: str, otherwise: str = "") -> IncrementalError:
+    return IncrementalError(f"{what}, which boxes can't follow; use engine='dense'{otherwise}")

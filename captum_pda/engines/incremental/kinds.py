@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
+from captum_pda.engines.incremental.pass_state import CHANNELS_LAST
 from captum_pda.engines.incremental.rules.registry import named
 from captum_pda.engines.incremental.tensor import PerturbedTensor
 from captum_pda.engines.incremental.trees import find, replace
@@ -71,6 +72,12 @@ def with_kinds(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 def _of_its_kind(tensor: PerturbedTensor) -> Tensor:
     held = tensor.held
-    if isinstance(held, Boxed):
-        return torch.empty((), dtype=held.dtype, device=held.device).expand(held.shape)
-    return held
+    if not isinstance(held, Boxed):
+        return held
+    layout = CHANNELS_LAST.get(len(held.shape)) if tensor.follower.channels_last else None
+    return torch.empty(
+        held.shape,
+        dtype=held.dtype,
+        device=held.device,
+        memory_format=layout or torch.contiguous_format,
+    )

@@ -13,6 +13,9 @@ from captum_pda.engines.incremental.postponed import Origin
 from captum_pda.engines.incremental.winograd import Convolver
 from captum_pda.engines.incremental.write_log import WriteLog
 
+#: The layout with the channels last, by the number of dimensions.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 class PassState:
     """The state of one example's passes.
@@ -63,8 +66,5 @@ def _channels_last_result(func: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 def channels_last(maps: Tensor) -> Tensor:
     """The same maps with the channels last in memory, where PyTorch has such a format."""
-    if maps.dim() == 4:
-        return maps.contiguous(memory_format=torch.channels_last)
-    if maps.dim() == 5:
-        return maps.contiguous(memory_format=torch.channels_last_3d)
-    return maps
+    layout = CHANNELS_LAST.get(maps.dim())
+    return maps if layout is None else maps.contiguous(memory_format=layout)

@@ -17,6 +17,11 @@ from captum_pda.engines.incremental.trees import find
 class Follower(Protocol):
     """Decides what is done when the model calls a function with perturbed tensors."""
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether completed maps have their channels last in memory."""
+        ...
+
     def on_function(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
