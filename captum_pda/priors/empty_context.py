@@ -72,8 +72,7 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
         n(p) = sum_q g(p - q) x(q) / sum_q g(p - q)     over the pixels q of the photo.
 
     Why not the mean colour: what a region says by itself is then about its structure, not about
-    its difference from grey. Measured on photos, such evidence tells better which regions matter
-    (benchmarks/SPEED.md).
+    its difference from grey. Maps of photos were about as good with either (benchmarks/SPEED.md).
     """
     sigma = share * min(example.shape[1:])
     dtype = torch.promote_types(example.dtype, torch.float32)

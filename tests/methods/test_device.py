@@ -13,10 +13,8 @@ from captum_pda import (
     GradientPDA,
     MarginalPrior,
     SampledPDA,
-    WindowGrid,
 )
 from captum_pda.basics import device_sync
-from captum_pda.priors.gaussian import fills as gaussian_fills
 
 CUDA = torch.device("cuda")
 PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
@@ -108,24 +106,6 @@ def test_evidence_is_kept_on_the_inputs_device(pretended, method, engine):
     evidence = method(model, engine=engine).evidence(images)
     assert evidence.parts[0].scores.device.type == "cuda"
     assert evidence.contrast(1, 2).device.type == "cuda"
-
-
-@pytest.mark.parametrize("local_scale", [False, True])
-def test_large_windows_are_filled_on_the_inputs_device(pretended, monkeypatch, local_scale):
-    monkeypatch.setattr(gaussian_fills, "MOST_RING_VALUES", 1)
-    images = torch.rand(1, 3, 12, 12, device=CUDA)
-    prior = GaussianPatchPrior(9, local_scale=local_scale).fit(images)
-    grid = WindowGrid((12, 12), (4, 4), (4, 4))
-    assert prior.conditional_mean(images[0], grid).device.type == "cuda"
-    assert prior.sample(images[0], grid, 2).device.type == "cuda"
-
-
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_a_window_is_seen_alone_on_the_inputs_device(pretended, method, engine):
-    images = torch.randn(1, 3, 20, 21, device=CUDA)
-    pda = method(model_on_device(), engine=engine)
-    map_alone = pda.attribute(images, target=1, sliding_window_shapes=4, context="empty")
-    assert map_alone.device.type == "cuda"
 
 
 def test_values_are_read_back_as_often_for_many_windows_as_for_few(pretended, engine):
