@@ -21,13 +21,18 @@ DIRECTIONS = 8
 
 
 def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
-    """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without."""
+    """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without.
+
+    Less its mean over the places: late features tell one photo from another more than one region
+    from another, so groups would be photos otherwise.
+    """
     try:
         with evaluation_mode(model), torch.no_grad():
             call = last_feature_map(model, ModelCall(model, (image,), None))
     except NoFeatureMapError:
         return None
-    return call.inputs[0][0].float().cpu()
+    maps = call.inputs[0][0].float().cpu()
+    return maps - maps.mean(dim=(1, 2), keepdim=True)
 
 
 def features_in(

@@ -13,6 +13,8 @@ from captum_pda.prediction.inputs import check_count
 
 #: So many groups are tried at most, for the class and against it.
 MAX_GROUPS = 10
+#: Vectors of length 1 that are all closer than this to their mean are of one kind.
+ALIKE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +105,7 @@ def make_atlas(
 ) -> Atlas:
     """Group regions by likeness: those for the class, and those against it.
 
-    Vectors of length 1 are compared by their distance, and regions joined by average linkage
+    Vectors of length 1 are compared by their distance, and regions joined by Ward's criterion
     (scikit-learn). The number of groups is the one with the best silhouette, unless it is given.
 
     Args:
@@ -164,13 +166,15 @@ def _cluster(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDAr
         ) from error
 
     def cut(n: int) -> npt.NDArray[np.int64]:
-        clusters = AgglomerativeClustering(n_clusters=n, linkage="average")
+        clusters = AgglomerativeClustering(n_clusters=n, linkage="ward")
         numbers: npt.NDArray[np.int64] = clusters.fit_predict(vectors)
         return numbers
 
     if n_groups is not None:
         return cut(min(check_count("n_groups", n_groups), len(vectors)))
     best, chosen = 0.0, np.zeros(len(vectors), dtype=np.int64)
+    if np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).max() < ALIKE:
+        return chosen
     for n in range(2, min(MAX_GROUPS, len(vectors) // 2) + 1):
         numbers = cut(n)
         score = float(silhouette_score(vectors, numbers))

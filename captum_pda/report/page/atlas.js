@@ -2,7 +2,7 @@
 
 function example({ photo, bits, link, crop }, arrays) {
   const blob = new Blob([arrays[crop]], { type: "image/jpeg" });
-  const words = `${signed(bits)}, ${photo}`;
+  const words = `${signed(bits)}, ${photo.split("/").pop()}`;
   const image = element("img", { src: URL.createObjectURL(blob), alt: words, width: 96, height: 96 });
   const parts = [image, element("span", { class: "words", dir: "auto", title: photo }, words)];
   const address = link && pageAddress(link);
