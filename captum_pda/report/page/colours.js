@@ -1,7 +1,7 @@
 // Evidence as colour: blue through white to red, and grey where nothing is known.
 
-const RED = [[255, 255, 255], [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43], [103, 0, 31]];
-const BLUE = [[255, 255, 255], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172], [5, 48, 97]];
+const RED = [[255, 255, 255], [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43]];
+const BLUE = [[255, 255, 255], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172]];
 const UNKNOWN = [128, 128, 128];
 
 // The colour of a value, where 1 is the strongest evidence for and -1 that against.

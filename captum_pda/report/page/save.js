@@ -47,7 +47,8 @@ function savedTitle(view) {
 function savedChoices(view) {
   const { choice } = view;
   const method = view.methods[choice.method];
-  const size = choice.group === null ? "all sizes" : sizeWords(method.groups[choice.group]);
+  const only = method.groups.length === 1 ? 0 : choice.group;
+  const size = only === null ? "all sizes" : sizeWords(method.groups[only]);
   const context = choice.context === null && view.offered.length > 1 ? "both" : view.contexts[0];
   const words = [isolated(view.header.title), method.name, size, CONTEXT_WORDS[context].toLowerCase()];
   return words.filter(Boolean).join(" \u00b7 ");
