@@ -12,7 +12,8 @@ import torch
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from league.networks import Network, Photo  # noqa: E402
+from league.networks import Network, Photo, invented_photos, load_network  # noqa: E402
+from league.ours import pda  # noqa: E402
 from league.peers import rise, rise_masks  # noqa: E402
 from league.scores import FILLS  # noqa: E402
 from league.store import Cost, Store  # noqa: E402
@@ -46,6 +47,14 @@ def test_rise_is_the_mean_of_masks_weighted_by_the_probability():
     masks = torch.cat([rise_masks(8, 21, generator) for _ in range(5)])
     torch.testing.assert_close(found, 0.5 * masks.mean((0, 1)) / 0.5)
     assert network.passes == 40
+
+
+def test_the_quick_way_to_our_map_gives_the_same_map():
+    network = load_network("tiny")
+    photo = invented_photos(network)[0]
+    expected = pda(network, photo)
+    network.fast = lambda images: network.model(images).detach()
+    assert (pda(network, photo) - expected).abs().max() < 0.01 * expected.std()
 
 
 def test_the_table_puts_the_best_first_and_pairs_photos(tmp_path):
