@@ -67,6 +67,7 @@ def test_what_is_done_is_not_done_again(capsys, photos):
     assert 'targets was ["dog"] and is now ["cat"]' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_photo_that_fails_is_named_and_the_others_count(capsys, photos):
     (photos / "cat" / "broken.png").write_bytes(b"nothing")
     assert main(["atlas", "photos", *QUICK, "--quiet"]) == 1

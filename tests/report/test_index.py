@@ -68,6 +68,7 @@ def test_an_index_lists_its_reports_and_opens_them(browser, tmp_path):
         assert page.evaluate(NAMELESS) == []
 
 
+@pytest.mark.slow
 def test_two_thousand_photos_are_sorted_and_filtered(browser, many):
     path, entries = many
     with opened(browser, path) as page:

@@ -56,6 +56,7 @@ def test_several_examples_are_refused():
         visualize_evidence_parts(two, 0)
 
 
+@pytest.mark.slow
 def test_rooms_that_draw_are_there_after_a_plain_import():
     program = (
         "import sys, captum_pda\n"
