@@ -21,7 +21,7 @@ from captum.attr import (
 )
 from torch import Tensor, nn
 
-from captum_pda.cli.captum_methods import for_deep_lift
+from league.deep_lift import for_deep_lift
 from league.networks import BATCH, Network, Photo
 
 MakeMap = Callable[[Network, Photo], Tensor]

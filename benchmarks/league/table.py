@@ -76,7 +76,7 @@ def table(store: Store, methods: list[str], photos: list[str], first: str = "PDA
             _difference(best, row),
             *(f"{np.mean([one[n] for one in scores]):.3f}" for n in ("deletion", "insertion")),
             f"{row.passes:.0f}",
-            f"{row.time:.0f}",
+            "" if math.isnan(row.time) else f"{row.time:.0f}",
         ]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)

@@ -40,7 +40,8 @@ def linear_imputation(image: Tensor, seen: Tensor) -> Tensor:
     own_mean = known.flatten(1).mean(dim=1).reshape(1, -1, *[1] * (image.dim() - 1))
     colour = total.reshape(*total.shape, *[1] * (image.dim() - 1)) / count.clamp_min(1)
     start = torch.where(hidden, torch.where(count > 0, colour, own_mean), known)
-    return _solve(start, hidden).to(image.dtype)
+    # Where nothing is seen there is nothing to solve; a constant is as good as any other.
+    return _solve(start, hidden & (count > 0)).to(image.dtype)
 
 
 def neighbour_sum(values: Tensor) -> Tensor:

@@ -83,9 +83,10 @@ def test_a_large_hole_is_imputed_between_its_rims():
     assert (linear_imputation(broken, seen)[0] - plane).abs().max() < 3e-3
 
 
-def test_where_nothing_is_seen_stands_the_mean_colour():
-    image = torch.rand(3, 8, 8)
-    nothing = torch.zeros(1, 8, 8, dtype=torch.bool)
+@pytest.mark.parametrize("shape", [(3, 37, 41), (1, 1, 1), (2, 1, 9)])
+def test_where_nothing_is_seen_stands_the_mean_colour(shape):
+    image = 7 + torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    nothing = torch.zeros((1, *shape[1:]), dtype=torch.bool)
     expected = image.mean(dim=(1, 2), keepdim=True).expand_as(image)
     torch.testing.assert_close(linear_imputation(image, nothing)[0], expected)
 
