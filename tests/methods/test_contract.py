@@ -167,7 +167,9 @@ def test_an_example_alone_equals_the_example_in_a_batch(method, classifier, imag
 
 
 def test_noise_tunnels(method, classifier, images):
-    arguments = {"n_samples": 2} if method is SampledPDA else {}
+    arguments = {"sliding_window_shapes": 4, "strides": 4}
+    if method is SampledPDA:
+        arguments["n_samples"] = 2
     torch.manual_seed(0)
     smooth = NoiseTunnel(method(classifier)).attribute(
         images, nt_type="smoothgrad", nt_samples=3, stdevs=0.1, target=1, **arguments
