@@ -66,7 +66,7 @@ def make_question(options: argparse.Namespace) -> Question:
     )
 
 
-def _add_question(which: argparse._ArgumentGroup) -> None:
+def _add_question(which: argparse._ActionsContainer) -> None:
     which.add_argument(
         "--target",
         action="append",
@@ -89,7 +89,7 @@ def _add_question(which: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_method_options(how: argparse._ArgumentGroup) -> None:
+def add_method_options(how: argparse._ActionsContainer) -> None:
     """How to explain a photo."""
     how.add_argument(
         "--method",
@@ -153,7 +153,7 @@ def add_method_options(how: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_output(output: argparse._ArgumentGroup) -> None:
+def _add_output(output: argparse._ActionsContainer) -> None:
     output.add_argument(
         "--output",
         type=Path,

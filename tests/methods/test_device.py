@@ -16,6 +16,9 @@ from captum_pda import (
 )
 from captum_pda.basics import device_sync
 
+# The engine asks for a tensor's address, which a pretended one has not; PyTorch warns of it once.
+pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+
 CUDA = torch.device("cuda")
 PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
 

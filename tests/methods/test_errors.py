@@ -59,7 +59,7 @@ def test_arguments_that_make_no_sense(method, classifier, images, arguments, err
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"output": "softmax"}, "'logits', 'probabilities', 'raw'"),
+        ({"output": "softmax"}, "'logits', 'multilabel', 'probabilities', 'raw'"),
         ({"measure": "bits"}, "'weight_of_evidence', 'probability_difference'"),
         ({"output": "raw", "measure": "probability_difference"}, "raw"),
     ],

@@ -89,7 +89,7 @@ def test_perturbing_costs_no_python_step_a_window(monkeypatch):
         monkeypatch.setattr(torch.Tensor, name, counted)
     image = make_images(1, 1, 32, 32)
     EfficientPDA(lambda x: x.mean((2, 3)), ConstantPrior(), output="raw", engine="dense").attribute(
-        image, strides=1, perturbations_per_eval=29 * 29
+        image, sliding_window_shapes=4, strides=1, perturbations_per_eval=29 * 29
     )
     assert calls == {"index_copy_": 1, "copy_": 1}
 
