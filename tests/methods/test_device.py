@@ -87,7 +87,7 @@ def test_maps_are_made_on_the_inputs_device(pretended, method, prior, engine):
     model = model_on_device()
     images = torch.randn(2, 3, 20, 21, device=CUDA)
     pda = method(model, priors(images)[prior], engine=engine)
-    attributions = pda.attribute(images, target=[1, 2], sliding_window_shapes=4)
+    attributions = pda.attribute(images, target=[1, 2], sliding_window_shapes=4, strides=4)
     assert attributions.device.type == "cuda"
     assert attributions.shape == images.shape
 
@@ -98,7 +98,13 @@ def test_gradients_are_used_on_the_inputs_device(pretended, prior):
     pda = GradientPDA(model_on_device(), priors(images)[prior])
     pda.gradient_func = forward_only
     for pixelwise in (False, True):
-        attributions = pda.attribute(images, target=[1, 2], pixelwise=pixelwise)
+        attributions = pda.attribute(
+            images,
+            target=[1, 2],
+            sliding_window_shapes=4,
+            strides=4,
+            pixelwise=pixelwise,
+        )
         assert attributions.device.type == "cuda"
 
 
@@ -106,7 +112,7 @@ def test_gradients_are_used_on_the_inputs_device(pretended, prior):
 def test_evidence_is_kept_on_the_inputs_device(pretended, method, engine):
     model = model_on_device()
     images = torch.randn(2, 3, 20, 21, device=CUDA)
-    evidence = method(model, engine=engine).evidence(images)
+    evidence = method(model, engine=engine).evidence(images, sliding_window_shapes=4, strides=4)
     assert evidence.parts[0].scores.device.type == "cuda"
     assert evidence.contrast(1, 2).device.type == "cuda"
 
