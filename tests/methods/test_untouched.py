@@ -97,7 +97,9 @@ every_way = pytest.mark.parametrize(("method", "engine"), EVERY_WAY)
 
 def explain(method, model, images, engine="auto"):
     options = {} if method is GradientPDA else {"engine": engine}
-    arguments = {"n_samples": 2} if method is SampledPDA else {}
+    arguments = {"sliding_window_shapes": 4, "strides": 2}
+    if method is SampledPDA:
+        arguments["n_samples"] = 2
     return method(model, **options).attribute(images, target=1, **arguments)
 
 
@@ -167,7 +169,7 @@ def test_models_that_write_into_their_inputs(method, model, first):
         return model(first(x.clone())) * (2 * y)[:, None]
 
     before = images.clone()
-    arguments = {"target": 1, "additional_forward_args": extra}
+    arguments = {"target": 1, "additional_forward_args": extra, "sliding_window_shapes": 4}
     attributions = method(writes).attribute(images, **arguments)
     assert torch.equal(images, before)
     assert torch.equal(extra, torch.ones(2))
@@ -218,10 +220,11 @@ def tensors_alive() -> int:
 
 def assert_no_tensor_stays_alive(make):
     images = make_images(2, 3, 19, 21).float()
-    make().attribute(images, target=1)  # whatever PyTorch itself keeps from a first time
+    arguments = {"target": 1, "sliding_window_shapes": 4, "strides": 2}
+    make().attribute(images, **arguments)  # whatever PyTorch itself keeps from a first time
     before = tensors_alive()
     pda = make()
-    pda.attribute(images, target=1)
+    pda.attribute(images, **arguments)
     assert tensors_alive() == before
     assert pda.get_name()  # still alive itself
 
