@@ -74,13 +74,13 @@ def best_batch_size(model: nn.Module) -> int:
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Those of convolutions and matrix products, without what is saved by other algorithms."""
-    kept = winograd.FEWEST_CHANNELS, convolution_rules.WORTH_IT
-    winograd.FEWEST_CHANNELS = convolution_rules.WORTH_IT = 10**9
+    kept = winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES
+    winograd.FEWEST_CHANNELS = convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = 10**9
     try:
         with FlopCounterMode(display=False) as counter:
             run()
     finally:
-        winograd.FEWEST_CHANNELS, convolution_rules.WORTH_IT = kept
+        winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = kept
     return counter.get_total_flops() // 2
 
 

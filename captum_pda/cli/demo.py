@@ -143,7 +143,7 @@ def _draw_row(
         panels[0], picture(image, *colours), *strongest_windows(shown.evidence, shown.first)
     )
     panels[0].set_title(f'why "{names[0]}" ({share:.0%})?')
-    titles = f"PDA: {names[0]}", f"PDA: {names[0]} rather\nthan {names[1]}"
+    titles = f"PDA: {names[0]}", f"{names[0]}, not {names[1]}"
     for axes, bits, title in zip(
         panels[1:3], (shown.bits(), shown.contrast()), titles, strict=True
     ):
