@@ -19,7 +19,8 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The real thing, with as few windows as there can be."""
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo.png")]) == 0
     said = capsys.readouterr()
-    assert "windows: 100%" in said.err
+    assert "PDA: 99 windows" in said.err
+    assert "100%" in said.err
     assert "What speaks for" in said.out
     assert "What speaks against" in said.out
     assert said.out.count(" bits  the ") >= 2
