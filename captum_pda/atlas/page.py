@@ -13,7 +13,10 @@ from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import jpeg
 
 PAGE = Page(
-    "atlas.html", ("base.css", "atlas.css"), ("block.js", "elements.js", "numbers.js", "atlas.js")
+    "Atlas",
+    "atlas.html",
+    ("base.css", "atlas.css"),
+    ("block.js", "elements.js", "numbers.js", "atlas.js"),
 )
 QUALITY = 80
 

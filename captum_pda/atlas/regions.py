@@ -48,12 +48,11 @@ def strongest_regions(
     target: int,
     photo: str,
     model: Callable[..., Any] | None = None,
+    *,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     n: int = 4,
     min_bits: float = 0.1,
-    link: str = "",
-    label: str = "",
 ) -> list[ClassRegion]:
     """The regions of a photo that say most for a class and against it.
 
@@ -66,8 +65,10 @@ def strongest_regions(
         mean, std: the normalisation of the image, to be undone for the crops.
         n: how many regions for the class, and how many against it, at most.
         min_bits: regions that say less are left out.
-        link: the address of the photo's report, as the atlas's page will see it.
-        label: the name of the class, to tell regions of several classes apart.
+
+    Returns:
+        The strongest first, those for the class before those against it.
+        ``replace(region, link="husky.html")`` lets the atlas lead to the photo's report.
 
     Example::
 
@@ -102,8 +103,6 @@ def strongest_regions(
             (window.shape[0], window.shape[1]),
             crop,
             vector,
-            link,
-            label,
         )
         for window, crop, vector in zip(windows, crops, features, strict=True)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -109,19 +109,17 @@ class AtlasWriter:
         if evidence is None:
             raise ValueError("regions need the evidence of windows; choose another --method")
         return [
-            region
+            replace(region, link=self._link(place), label=classifier.labels[target])
             for target in self.classes[number]
             for region in strongest_regions(
                 evidence,
                 target,
                 str(place.photo),
                 classifier.model,
-                classifier.preprocessing.mean,
-                classifier.preprocessing.std,
+                mean=classifier.preprocessing.mean,
+                std=classifier.preprocessing.std,
                 n=self.enough.n_regions,
                 min_bits=self.enough.min_bits,
-                link=self._link(place),
-                label=classifier.labels[target],
             )
         ]
 

@@ -18,6 +18,7 @@ from captum_pda.report.page_file import Page, read_block
 from captum_pda.report.pictures import thumbnail
 
 PAGE = Page(
+    "Photos",
     "index.html",
     ("base.css", "index.css"),
     ("block.js", "elements.js", "numbers.js", "index.js"),

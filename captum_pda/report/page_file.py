@@ -17,17 +17,22 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 
+#: What all pages have around what they show.
+FRAME = "frame.html"
+
 
 @dataclass(frozen=True)
 class Page:
     """Which files make a page.
 
     Args:
-        markup: the HTML file, with places for the others.
+        name: what the browser calls the page until it is filled.
+        markup: the HTML file of what it shows; head, notices and values are those of all pages.
         styles: the CSS files, in their order.
         scripts: the JavaScript files, in their order; they share one scope.
     """
 
+    name: str
     markup: str
     styles: Sequence[str]
     scripts: Sequence[str]
@@ -38,9 +43,10 @@ class Page:
         script = '"use strict";\n' + "".join(_read(name) for name in self.scripts)
         policy = POLICY.format(script=_source_hash(script), style=_source_hash(style))
         parts = {"policy": policy, "style": style, "script": script, "version": __version__}
-        parts |= blocks
+        parts |= {"name": self.name, **blocks}
+        markup = _read(FRAME).replace("{{body}}", _read(self.markup).strip())
         # All at once, so that no part is searched for the place of another.
-        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read(self.markup))
+        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], markup)
         return page.encode()
 
 

@@ -26,6 +26,7 @@ from captum_pda.report.pictures import Display, Explained, photo_file, thumbnail
 from captum_pda.report.settings_table import settings_rows
 
 PAGE = Page(
+    "Evidence",
     "report.html",
     ("base.css", "report.css"),
     (
@@ -49,17 +50,31 @@ THUMBNAIL = 160
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report is to show; ``write_report`` describes each of these."""
+    """What a report offers, and what it shows at first.
 
+    Args:
+        targets: outputs to offer besides the most probable ones; the first is shown at first.
+        contrast: two outputs; at first, what speaks for the one rather than the other is shown.
+        n_classes: how many of the most probable outputs to offer.
+        example: the number of the example, where the evidence is of several.
+        settings: more to write at the foot, such as the model's name and the hash of its weights.
+    """
+
+    targets: Sequence[int] = ()
+    contrast: tuple[int, int] | None = None
+    n_classes: int = 8
+    example: int | None = None
+    settings: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ReportedPhoto:
+    """What is known of a photo beside its evidence; ``write_report`` describes each of these."""
+
+    title: str = ""
     labels: Sequence[str] | None = None
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
-    targets: Sequence[int] = ()
-    contrast: tuple[int, int] | None = None
-    title: str = ""
-    settings: Mapping[str, Any] | None = None
-    n_classes: int = 8
-    example: int | None = None
     truth: int | None = None
 
 
@@ -69,13 +84,10 @@ def write_report(
     labels: Sequence[str] | None = None,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
-    targets: Sequence[int] = (),
-    contrast: tuple[int, int] | None = None,
+    *,
     title: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-    n_classes: int = 8,
-    example: int | None = None,
     truth: int | None = None,
+    options: ReportOptions | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -89,13 +101,10 @@ def write_report(
         path: where to write; a file that is there is replaced.
         labels: the names of all outputs. Default: their numbers.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
-        targets: outputs to offer besides the most probable ones; the first is shown at first.
-        contrast: two outputs; at first, what speaks for the one rather than the other is shown.
         title: the name of the photo. Default: the file's own name.
-        settings: more to write at the foot, such as the model's name and the hash of its weights.
-        n_classes: how many of the most probable outputs to offer.
-        example: the number of the example, where the evidence is of several.
         truth: the true output, where it is known; an index then tells right from wrong.
+        options: which classes are offered and shown at first, which example of several, and
+            more for the foot. Default: the 8 most probable classes.
 
     Returns:
         The path.
@@ -104,32 +113,31 @@ def write_report(
 
         >>> evidence = PDA(model).evidence(image)
         >>> write_report(evidence, "cat.html", labels=names, mean=[0.485, 0.456, 0.406],
-        ...              std=[0.229, 0.224, 0.225])
+        ...              std=[0.229, 0.224, 0.225], options=ReportOptions(contrast=(281, 285)))
     """
     path = Path(path)
     methods = {"": evidence} if not isinstance(evidence, Mapping) else evidence
-    name = path.stem if title is None else title
-    options = ReportOptions(
-        labels, mean, std, targets, contrast, name, settings, n_classes, example, truth
-    )
-    write_whole(path, report_page(methods, options))
+    photo = ReportedPhoto(path.stem if title is None else title, labels, mean, std, truth)
+    write_whole(path, report_page(methods, photo, options or ReportOptions()))
     return path
 
 
-def report_page(methods: Mapping[str, WindowEvidence], options: ReportOptions) -> bytes:
+def report_page(
+    methods: Mapping[str, WindowEvidence], photo: ReportedPhoto, options: ReportOptions
+) -> bytes:
     """The page itself, of evidence by one or several named methods."""
-    number, first = _check(methods, options)
+    number, first = _check(methods, options.example)
     values = first.inputs[0][number].detach().cpu()
-    display = Display.of(values, options.mean, options.std)
+    display = Display.of(values, photo.mean, photo.std)
     explained = Explained(values, number, first.prior, display)
-    classes = choose_classes(first, options, number)
+    classes = choose_classes(first.scores[number], photo, options)
     predicted = first.measure.prediction(first.scores[number])
     block = Block()
     pixels = display.bytes(values)
-    photo = block.add_bytes(photo_file(pixels))
+    picture = block.add_bytes(photo_file(pixels))
     header = {
-        "title": options.title,
-        "photo": {"image": photo, "height": pixels.shape[0], "width": pixels.shape[1]},
+        "title": photo.title,
+        "photo": {"image": picture, "height": pixels.shape[0], "width": pixels.shape[1]},
         "classes": list(classes.columns),
         "labels": list(classes.names),
         "predictions": [_number(predicted[column]) for column in classes.columns],
@@ -138,17 +146,19 @@ def report_page(methods: Mapping[str, WindowEvidence], options: ReportOptions) -
         "second": classes.second,
         "measure": measure_header(first.measure),
         "methods": add_methods(block, methods, explained, classes),
-        "settings": settings_rows(_settings(first, values, options)),
+        "settings": settings_rows(_settings(first, values, options.settings)),
     }
     small = Block()
     summary = {
-        **_summary(options.title, first, classes, number),
+        **_summary(photo.title, first, classes, number),
         "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 
 
-def _settings(evidence: WindowEvidence, values: Tensor, options: ReportOptions) -> dict[str, Any]:
+def _settings(
+    evidence: WindowEvidence, values: Tensor, further: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What the values depend on: as far as the evidence knows, and what else was given."""
     return {
         "input_sha256": fingerprint(values),
@@ -156,18 +166,17 @@ def _settings(evidence: WindowEvidence, values: Tensor, options: ReportOptions) 
         "output": evidence.output,
         "measure": evidence.measure.settings(),
         **versions(),
-        **(options.settings or {}),
+        **(further or {}),
     }
 
 
-def choose_classes(evidence: WindowEvidence, options: ReportOptions, number: int) -> Classes:
+def choose_classes(scores: Tensor, photo: ReportedPhoto, options: ReportOptions) -> Classes:
     """The outputs asked for and the most probable ones, the most probable first."""
-    scores = evidence.scores[number]
-    if options.labels is not None and len(options.labels) != len(scores):
+    if photo.labels is not None and len(photo.labels) != len(scores):
         raise ValueError(
-            f"labels has {len(options.labels)} names for {len(scores)} outputs; give one for each"
+            f"labels has {len(photo.labels)} names for {len(scores)} outputs; give one for each"
         )
-    known = [] if options.truth is None else [options.truth]
+    known = [] if photo.truth is None else [photo.truth]
     asked = [*(options.contrast or ()), *options.targets]
     for target in [*asked, *known]:
         if not 0 <= target < len(scores):
@@ -176,15 +185,15 @@ def choose_classes(evidence: WindowEvidence, options: ReportOptions, number: int
             )
     top = scores.nan_to_num().topk(min(check_count("n_classes", options.n_classes), len(scores)))
     columns = sorted({*asked, *known, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
-    names = [str(one) if options.labels is None else str(options.labels[one]) for one in columns]
+    names = [str(one) if photo.labels is None else str(photo.labels[one]) for one in columns]
     first = columns.index(asked[0]) if asked else 0
     second = columns.index(options.contrast[1]) if options.contrast else None
-    right = None if options.truth is None else columns.index(options.truth)
+    right = None if photo.truth is None else columns.index(photo.truth)
     return Classes(tuple(columns), tuple(names), first, second, right)
 
 
 def _check(
-    methods: Mapping[str, WindowEvidence], options: ReportOptions
+    methods: Mapping[str, WindowEvidence], example: int | None
 ) -> tuple[int, WindowEvidence]:
     """The number of the example, and the evidence of the first method."""
     if not methods:
@@ -210,11 +219,12 @@ def _check(
                 "measure; write a report for each"
             )
     count = len(first.scores)
-    if options.example is None and count > 1:
+    if example is None and count > 1:
         raise ValueError(
-            f"the evidence is of {count} examples; say which one to show, for example example=0"
+            f"the evidence is of {count} examples; say which one to show, for example "
+            "options=ReportOptions(example=0)"
         )
-    number = options.example or 0
+    number = example or 0
     if not 0 <= number < count:
         raise ValueError(f"example={number} is out of range; there are {count} examples")
     return number, first

@@ -1,5 +1,7 @@
 """The decision rules of a class, on photos into which known rules were put."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,9 +53,8 @@ def find_regions(model: nn.Module | None) -> list:
     regions = []
     for number in range(N_PHOTOS):
         evidence = pda.evidence(make_photo(number), sliding_window_shapes=8, strides=8)
-        regions += strongest_regions(
-            evidence, 0, f"photo {number}", model, 0.0, 1.0, link=f"./{number}.html"
-        )
+        found = strongest_regions(evidence, 0, f"photo {number}", model, mean=0.0, std=1.0)
+        regions += [replace(region, link=f"./{number}.html") for region in found]
     return regions
 
 
