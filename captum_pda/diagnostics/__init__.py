@@ -18,6 +18,7 @@ from captum_pda.diagnostics.relevance_gain import (
     symmetric_relevance_gain,
 )
 from captum_pda.diagnostics.removal_fills import BlurFill, LinearFill, MeanFill, PriorFill
+from captum_pda.diagnostics.some_windows import SomeWindows
 
 __all__ = [
     "ActivationStatistics",
@@ -29,6 +30,7 @@ __all__ = [
     "MeanFill",
     "PriorFill",
     "SamplingConvergence",
+    "SomeWindows",
     "SymmetricRelevanceGain",
     "activation_statistics",
     "algorithm_agreement",

@@ -6,19 +6,19 @@ exact where an activation's mean is far from zero, measured in its standard devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_pda.diagnostics.some_windows import every_window, windows_at
+from captum_pda.diagnostics.some_windows import SomeWindows, chosen_window
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
-from captum_pda.prediction.inputs import check_choice, check_count
-from captum_pda.regions.arguments import Extents
+from captum_pda.prediction.inputs import check_choice, check_count, check_images
+from captum_pda.regions.window_grid import WindowGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,9 +75,9 @@ def activation_statistics(
     inputs: Tensor,
     layer: nn.Module,
     of: str = "output",
+    *,
     additional_forward_args: object = None,
-    sliding_window_shapes: Extents = None,
-    corner: Sequence[int] | None = None,
+    windows: SomeWindows | WindowGrid | None = None,
     n_samples: int = 160,
     generator: torch.Generator | None = None,
     perturbations_per_eval: int | None = None,
@@ -85,28 +85,31 @@ def activation_statistics(
     """Fill one window with samples, and look at a layer's activations.
 
     Args:
-        pda, additional_forward_args, sliding_window_shapes, generator, perturbations_per_eval: as
-            in ``conditional_mean_error``.
+        pda, additional_forward_args, generator, perturbations_per_eval: as in
+            ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         layer: a module of the model, such as a fully connected layer.
         of: "output" of the layer (what the next ReLU gets, as in the paper) or its "input".
-        corner: the window's first pixel; None is the top left corner, as in the paper.
+        windows: which window to look at. Default: the top left corner, as in the paper.
         n_samples: how many samples; 160 in the paper. Memory grows with samples times units.
+
+    Example::
+
+        >>> diagnostics.activation_statistics(EfficientPDA(model), image, model.classifier).ratio
     """
     n_samples = check_count("n_samples", n_samples)
     check_choice("of", of, ("output", "input"))
-    grid = every_window(inputs, sliding_window_shapes)
-    if len(inputs) != 1:
-        raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
-    (number,) = windows_at(grid, [corner or (0,) * len(grid.space)])
+    if windows is None:
+        windows = SomeWindows(corners=[(0,) * len(check_images("inputs", inputs).shape[2:])])
+    window = chosen_window(windows, inputs, generator)
     units = _Activations(pda.forward_func, layer, of)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
     settings: dict[str, Any] = {"prior": pda.prior, "output": "raw", "engine": "dense"}
     settings["process_group"] = pda.process_group
-    at_mean = EfficientPDA(units, **settings).evidence(*common, windows=grid.pick([number]))
+    at_mean = EfficientPDA(units, **settings).evidence(*common, windows=window)
     # The same window many times with one sample each, so that every sample is kept apart.
     samples = SampledPDA(units, **settings).evidence(
-        *common, n_samples=1, generator=generator, windows=grid.pick([number] * n_samples)
+        *common, n_samples=1, generator=generator, windows=window.pick([0] * n_samples)
     )
     activations = samples.parts[0].scores[0].double()
     return ActivationStatistics(

@@ -91,6 +91,7 @@ def algorithm_agreement(
     pda: PerturbationPDA,
     inputs: Tensor,
     target: TargetType = None,
+    *,
     additional_forward_args: object = None,
     sliding_window_shapes: Extents = None,
     strides: Extents = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,16 +10,15 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.diagnostics.some_windows import (
-    every_window,
-    random_windows,
+    SomeWindows,
+    chosen_windows,
     target_or_predicted,
-    windows_at,
     with_conditional_mean,
     with_samples,
 )
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.arguments import Extents
+from captum_pda.regions.window_grid import WindowGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,10 +84,9 @@ def conditional_mean_error(
     pda: PerturbationPDA,
     inputs: Tensor,
     target: TargetType = None,
+    *,
     additional_forward_args: object = None,
-    sliding_window_shapes: Extents = None,
-    n_windows: int = 8,
-    corners: Sequence[Sequence[int]] | None = None,
+    windows: SomeWindows | WindowGrid | None = None,
     n_samples: int = 100,
     generator: torch.Generator | None = None,
     perturbations_per_eval: int | None = None,
@@ -101,11 +98,10 @@ def conditional_mean_error(
         pda: an EfficientPDA (or SampledPDA): its model, prior, output, measure and engine are used.
         inputs: (N, C, *space).
         target: as in ``attribute``; None takes the predicted class of each example.
-        additional_forward_args, sliding_window_shapes, perturbations_per_eval, show_progress: as in
-            ``attribute``.
-        n_windows: how many windows to look at, at random among all, the same for every example.
-        corners: the first pixels of the windows to look at instead, such as ``[(0, 0)]``. The
-            paper's figure `appro_error` has one fixed window in 200 images.
+        additional_forward_args, perturbations_per_eval, show_progress: as in ``attribute``.
+        windows: SomeWindows to look at, the same for every example, or a WindowGrid. Default: 8
+            at random. The paper's figure `appro_error` has one fixed window in 200 images,
+            ``SomeWindows(corners=[(0, 0)])``.
         n_samples: how many samples to draw of each window; 500 in the paper.
         generator: seeds the choice of windows and the samples.
 
@@ -116,15 +112,12 @@ def conditional_mean_error(
     n_samples = check_count("n_samples", n_samples)
     if n_samples < 2:
         raise ValueError(f"n_samples={n_samples} has no standard error; draw 2 or more")
-    grid = every_window(inputs, sliding_window_shapes)
-    if corners is None:
-        windows = grid.pick(random_windows(grid, n_windows, generator))
-    else:
-        windows = grid.pick(windows_at(grid, corners))
+    some = SomeWindows(8) if windows is None else windows
+    grid = chosen_windows(some, inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, windows=windows)
+    efficient = with_conditional_mean(pda).evidence(*common, windows=grid)
     sampled = with_samples(pda).evidence(
-        *common, n_samples=n_samples, generator=generator, windows=windows
+        *common, n_samples=n_samples, generator=generator, windows=grid
     )
     target = target_or_predicted(target, efficient)
     return ConditionalMeanError(
@@ -133,7 +126,7 @@ def conditional_mean_error(
         cast(Tensor, sampled.standard_error(target)),
         cast(Tensor, efficient.predictions_without(target)),
         cast(Tensor, sampled.predictions_without(target)),
-        windows.corners,
+        grid.corners,
         n_samples,
         pda.measure.unit,
     )

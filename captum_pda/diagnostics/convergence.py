@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,16 +10,15 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.diagnostics.some_windows import (
-    every_window,
-    random_windows,
+    SomeWindows,
+    chosen_window,
     target_or_predicted,
-    windows_at,
     with_conditional_mean,
     with_samples,
 )
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.arguments import Extents
+from captum_pda.regions.window_grid import WindowGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,9 +66,9 @@ def sampling_convergence(
     pda: PerturbationPDA,
     inputs: Tensor,
     target: TargetType = None,
+    *,
     additional_forward_args: object = None,
-    sliding_window_shapes: Extents = None,
-    corner: Sequence[int] | None = None,
+    windows: SomeWindows | WindowGrid | None = None,
     n_samples: int = 500,
     repeats: int = 1,
     generator: torch.Generator | None = None,
@@ -80,32 +78,32 @@ def sampling_convergence(
     """Watch one window's prediction settle as more samples are drawn.
 
     Args:
-        pda, additional_forward_args, sliding_window_shapes, perturbations_per_eval, show_progress,
-            generator: as in ``conditional_mean_error``.
+        pda, additional_forward_args, perturbations_per_eval, show_progress, generator: as in
+            ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         target: as in ``attribute``; None takes the predicted class.
-        corner: the window's first pixel; None takes a random window, as the paper does.
+        windows: which window to look at. Default: one at random, as in the paper;
+            ``SomeWindows(corners=[(96, 40)])`` is one at a place.
         n_samples: S, the largest number of samples.
         repeats: how many times to start again with new samples.
+
+    Example::
+
+        >>> diagnostics.sampling_convergence(EfficientPDA(model), image, repeats=4).spread
     """
     n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
-    grid = every_window(inputs, sliding_window_shapes)
-    if len(inputs) != 1:
-        raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
-    if corner is None:
-        (number,) = random_windows(grid, 1, generator)
-    else:
-        (number,) = windows_at(grid, [corner])
+    some = SomeWindows(1) if windows is None else windows
+    window = chosen_window(some, inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, windows=grid.pick([number]))
+    efficient = with_conditional_mean(pda).evidence(*common, windows=window)
     target = target_or_predicted(target, efficient)
     # The same window many times with one sample each, so that every sample is kept apart.
-    windows = grid.pick([number] * (n_samples * repeats))
-    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, windows=windows)
+    copies = window.pick([0] * (n_samples * repeats))
+    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, windows=copies)
     predictions = cast(Tensor, single.predictions_without(target)).reshape(repeats, n_samples)
     counts = torch.arange(1, n_samples + 1, device=predictions.device)
     return SamplingConvergence(
         predictions.double().cumsum(dim=1) / counts,
         float(cast(Tensor, efficient.predictions_without(target))),
-        tuple(windows.corner_array[0].tolist()),
+        tuple(window.corner_array[0].tolist()),
     )

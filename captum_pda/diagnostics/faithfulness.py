@@ -53,6 +53,7 @@ def faithfulness_curves(
     inputs: Tensor,
     attributions: Tensor,
     target: TargetType = None,
+    *,
     additional_forward_args: object = None,
     baselines: Tensor | float = 0.0,
     n_steps: int = 50,

@@ -66,6 +66,7 @@ def symmetric_relevance_gain(
     inputs: Tensor,
     attributions: Tensor,
     target: TargetType = None,
+    *,
     additional_forward_args: object = None,
     fills: Sequence[str] | Mapping[str, RemovalFill] = ("blur", "mean", "linear"),
     n_steps: int = 16,

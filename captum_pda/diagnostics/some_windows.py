@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,65 @@ from captum_pda.regions.arguments import Extents, make_grids
 from captum_pda.regions.window_grid import WindowGrid
 
 
-def every_window(inputs: Tensor, sliding_window_shapes: Extents) -> WindowGrid:
-    """All places of a window: the papers' stride of 1."""
-    (grid,) = make_grids((check_images("inputs", inputs),), sliding_window_shapes, 1)
-    return grid
+@dataclass(frozen=True)
+class SomeWindows:
+    """Which windows a diagnosis looks at: some at random, or those that start at given pixels.
+
+    Args:
+        n: how many, at random among all places of the window.
+        corners: the first pixels of the windows instead, such as ``[(0, 0)]``.
+        sliding_window_shapes: the window's size, as in ``attribute``. Default: the papers', 10
+            wide, or 4 in images under 64.
+
+    Example::
+
+        >>> SomeWindows(20)
+        >>> SomeWindows(corners=[(96, 40)], sliding_window_shapes=10)
+    """
+
+    n: int = 8
+    corners: Sequence[Sequence[int]] | None = None
+    sliding_window_shapes: Extents = None
+
+    def of(self, inputs: Tensor, generator: torch.Generator | None) -> WindowGrid:
+        """These windows of images (N, C, *space), the same for every example."""
+        (grid,) = make_grids((inputs,), self.sliding_window_shapes, 1)
+        if self.corners is not None:
+            return grid.pick(_numbers_at(grid, self.corners))
+        return grid.pick(_random_numbers(grid, check_count("n", self.n), generator))
 
 
-def windows_at(grid: WindowGrid, corners: Sequence[Sequence[int]]) -> list[int]:
+def chosen_windows(
+    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
+) -> WindowGrid:
+    """The windows that were asked for, of images (N, C, *space)."""
+    check_images("inputs", inputs)
+    if isinstance(windows, WindowGrid):
+        return windows
+    if not isinstance(windows, SomeWindows):
+        raise TypeError(
+            f"windows must be SomeWindows or a WindowGrid, got {windows!r}; for example "
+            "SomeWindows(20) or SomeWindows(corners=[(0, 0)])"
+        )
+    return windows.of(inputs, generator)
+
+
+def chosen_window(
+    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
+) -> WindowGrid:
+    """The one window that was asked for, of one image (1, C, *space)."""
+    window = chosen_windows(windows, inputs, generator)
+    if len(inputs) != 1:
+        raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
+    if len(window) != 1:
+        raise ValueError(
+            f"windows holds {len(window)} windows, and this looks at one; give SomeWindows(1) or "
+            "one corner"
+        )
+    return window
+
+
+def _numbers_at(grid: WindowGrid, corners: Sequence[Sequence[int]]) -> list[int]:
     """The numbers of the windows whose first pixels are given."""
     numbers = []
     for corner in corners:
@@ -42,14 +95,11 @@ def windows_at(grid: WindowGrid, corners: Sequence[Sequence[int]]) -> list[int]:
     return numbers
 
 
-def random_windows(
-    grid: WindowGrid, n_windows: int, generator: torch.Generator | None
-) -> list[int]:
+def _random_numbers(grid: WindowGrid, n: int, generator: torch.Generator | None) -> list[int]:
     """The numbers of some windows, each as likely as any other, in the grid's order."""
-    n_windows = min(check_count("n_windows", n_windows), len(grid))
     seed = device_sync.draw_seed(generator)
     order = np.random.default_rng(seed % 2**64).permutation(len(grid))
-    return sorted(int(number) for number in order[:n_windows])
+    return sorted(int(number) for number in order[:n])
 
 
 def with_samples(pda: PerturbationPDA) -> SampledPDA:

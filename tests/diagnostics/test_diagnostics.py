@@ -20,6 +20,7 @@ from captum_pda import (
     WindowGrid,
     diagnostics,
 )
+from captum_pda.diagnostics import SomeWindows
 
 
 class Symmetric:
@@ -87,8 +88,7 @@ def test_conditional_mean_error_is_the_oracles(measure, classifier, images):
         pda,
         images,
         target,
-        sliding_window_shapes=4,
-        corners=corners,
+        windows=SomeWindows(corners=corners, sliding_window_shapes=4),
         n_samples=n_samples,
     )
     grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([0, 2 * 8 + 5])
@@ -130,7 +130,9 @@ def test_the_conditional_mean_is_exact_for_a_linear_model(images):
 def test_beyond_sampling_takes_the_samplings_error_off(images):
     """For a linear model all of the difference is sampling noise; a curved one adds its own."""
     linear = EfficientPDA(linear_model(), prior=Noise(), output="raw")
-    found = diagnostics.conditional_mean_error(linear, images, 1, n_windows=40, n_samples=20)
+    found = diagnostics.conditional_mean_error(
+        linear, images, 1, windows=SomeWindows(40), n_samples=20
+    )
     noise = found.standard_error.square().mean().sqrt()
     assert found.root_mean_square == pytest.approx(float(noise), rel=0.3)
     assert found.beyond_sampling < 0.5 * found.root_mean_square
@@ -139,7 +141,9 @@ def test_beyond_sampling_takes_the_samplings_error_off(images):
     curved = EfficientPDA(
         lambda x: x.square().flatten(1).sum(1, keepdim=True), prior=Noise(), output="raw"
     )
-    found = diagnostics.conditional_mean_error(curved, images, n_windows=10, n_samples=200)
+    found = diagnostics.conditional_mean_error(
+        curved, images, windows=SomeWindows(10), n_samples=200
+    )
     assert found.beyond_sampling == pytest.approx(48 * Noise.spread**2, rel=0.05)
 
 
@@ -172,15 +176,36 @@ def test_the_predicted_class_is_the_default_target(classifier, images):
     [
         ({"corners": [(6, 0)]}, r"starts at \(6, 0\)"),
         ({"corners": [(0,)]}, "2 numbers"),
-        ({"n_samples": 1}, "2 or more"),
-        ({"n_windows": 0}, "n_windows"),
+        ({"n": 0}, "n=0 must be"),
     ],
 )
 def test_wrong_windows_are_named(classifier, images, arguments, message):
+    windows = SomeWindows(**arguments, sliding_window_shapes=4)
     with pytest.raises(ValueError, match=message):
-        diagnostics.conditional_mean_error(
-            EfficientPDA(classifier), images, 0, sliding_window_shapes=4, **arguments
-        )
+        diagnostics.conditional_mean_error(EfficientPDA(classifier), images, 0, windows=windows)
+
+
+def test_one_sample_has_no_standard_error(classifier, images):
+    with pytest.raises(ValueError, match="2 or more"):
+        diagnostics.conditional_mean_error(EfficientPDA(classifier), images, 0, n_samples=1)
+
+
+def test_windows_of_a_grid_are_taken_as_they_are(classifier, images):
+    pda, grid = EfficientPDA(classifier), WindowGrid((9, 11), (4, 4), (1, 1)).pick([2 * 8 + 5])
+    found = diagnostics.conditional_mean_error(pda, images, 0, windows=grid, n_samples=2)
+    some = SomeWindows(corners=[(2, 5)], sliding_window_shapes=4)
+    named = diagnostics.conditional_mean_error(pda, images, 0, windows=some, n_samples=2)
+    assert found.corners.tolist() == [[2, 5]]
+    assert torch.equal(found.efficient, named.efficient)
+    with pytest.raises(TypeError, match="windows must be SomeWindows or a WindowGrid, got 8"):
+        diagnostics.conditional_mean_error(pda, images, 0, windows=8)
+
+
+def test_more_windows_than_there_are_are_all_of_them(classifier, images):
+    found = diagnostics.conditional_mean_error(
+        EfficientPDA(classifier), images, 0, windows=SomeWindows(10_000), n_samples=2
+    )
+    assert len(found.corners) == 6 * 8
 
 
 # More and more samples
@@ -192,8 +217,7 @@ def test_convergence_of_a_linear_model_is_that_of_a_mean(images):
         EfficientPDA(model, prior=Noise(), output="raw"),
         images[:1],
         target=1,
-        sliding_window_shapes=4,
-        corner=(1, 2),
+        windows=SomeWindows(corners=[(1, 2)], sliding_window_shapes=4),
         n_samples=64,
         repeats=150,
     )
@@ -216,6 +240,8 @@ def test_convergence_averages_probabilities(classifier, images):
     assert 0 < found.efficient < 1
     with pytest.raises(ValueError, match="2 examples"):
         diagnostics.sampling_convergence(SampledPDA(classifier), images)
+    with pytest.raises(ValueError, match=r"3 windows.*SomeWindows\(1\)"):
+        diagnostics.sampling_convergence(SampledPDA(classifier), images[:1], windows=SomeWindows(3))
 
 
 # Activations
@@ -233,7 +259,7 @@ def test_activations_of_a_linear_layer_have_their_closed_form():
         EfficientPDA(model, prior=Noise()),
         image,
         model[1],
-        sliding_window_shapes=4,
+        windows=SomeWindows(1, sliding_window_shapes=4),
         n_samples=4000,
     )
     sigma = Noise.spread * model[1].weight.detach().norm(dim=1)
@@ -247,7 +273,8 @@ def test_activations_of_a_linear_layer_have_their_closed_form():
 
 def test_activations_are_those_of_the_layer(classifier, images):
     image, layer = images[:1], classifier[4]
-    settings = {"sliding_window_shapes": 4, "corner": (2, 3), "n_samples": 3}
+    windows = SomeWindows(corners=[(2, 3)], sliding_window_shapes=4)
+    settings = {"windows": windows, "n_samples": 3}
     pda = EfficientPDA(classifier, prior=Noise())
     outputs = diagnostics.activation_statistics(pda, image, layer, **settings)
     inputs = diagnostics.activation_statistics(pda, image, layer, of="input", **settings)
@@ -420,7 +447,7 @@ def test_area_is_that_of_trapezoids():
 def test_curves_begin_and_end_with_the_inputs_and_the_baselines(classifier, images):
     baselines = images.mean(dim=(2, 3), keepdim=True)
     curves = diagnostics.faithfulness_curves(
-        classifier, images, torch.rand(2, 1, 9, 11), [1, 2], None, baselines, 7
+        classifier, images, torch.rand(2, 1, 9, 11), [1, 2], baselines=baselines, n_steps=7
     )
     for curve in (curves.deletion, curves.insertion.flip(1)):
         for column, inputs in ((0, images), (-1, baselines.expand_as(images))):
