@@ -232,13 +232,15 @@ every_covariance = pytest.mark.parametrize("covariance", ["stationary", "full"])
 every_channels = pytest.mark.parametrize("channels", ["joint", "independent"])
 
 
-@pytest.fixture(params=["very few", "few", "many"])
+@pytest.fixture(params=["very few", "few", "at many places", "many"])
 def few(request, monkeypatch):
     """Windows are filled as few or as many, however many there are."""
     is_few = request.param != "many"
     monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: is_few)
+    inverse = request.param == "at many places"
+    monkeypatch.setattr(gaussian_fills, "inverse_pays", lambda *_: inverse)
     monkeypatch.setattr(gaussian_fills, "VERY_FEW", 1000 if request.param == "very few" else 0)
-    return is_few
+    return request.param in ("very few", "few")
 
 
 @every_place

@@ -10,13 +10,18 @@ from captum_pda import GaussianPatchPrior, WindowGrid
 from captum_pda.priors.gaussian import fills as gaussian_fills
 from captum_pda.regions.placed_windows import PlacedWindows
 
-WAYS = ["many", "few", "thinned"]
+WAYS = ["many", "few", "at many places", "thinned"]
 
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch):
-    """How windows are filled: with an operator, one by one, or given some of the ring."""
-    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: request.param == "few")
+    """How windows are filled: with an operator, one by one, from one inverse for all places, or
+    given some of the ring."""
+    monkeypatch.setattr(
+        gaussian_fills, "are_few", lambda *_: request.param in ("few", "at many places")
+    )
+    inverse = request.param == "at many places"
+    monkeypatch.setattr(gaussian_fills, "inverse_pays", lambda *_: inverse)
     if request.param == "thinned":
         monkeypatch.setattr(gaussian_fills, "MOST_RING_VALUES", 1)
     return request.param

@@ -18,6 +18,7 @@ from captum_pda import (
 )
 from captum_pda.priors.gaussian.conditioning import Conditional
 from captum_pda.priors.gaussian.outer_patches import outer_patches
+from captum_pda.priors.gaussian.precision_windows import PrecisionWindows, inverse_pays
 from captum_pda.priors.gaussian.solved_windows import are_few
 
 GRID = WindowGrid((9, 11), (3, 3), (2, 2))
@@ -204,26 +205,27 @@ def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
     expected = means_of(prior, images, grid)
     gathered = []
     from captum_pda.priors.gaussian import fills as gaussian_fills
+    from captum_pda.priors.gaussian import surroundings
 
-    original = gaussian_fills.block_pixels
+    original = surroundings.block_pixels
 
     def watched(*arguments):
         numbers = original(*arguments)
         gathered.append(numbers.numel())
         return numbers
 
-    monkeypatch.setattr(gaussian_fills, "block_pixels", watched)
+    monkeypatch.setattr(surroundings, "block_pixels", watched)
     monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 4)
     torch.testing.assert_close(means_of(prior, images, grid), expected)
     assert max(gathered) == 25 * 4
 
 
 def test_operators_are_remembered_within_bounds(images, monkeypatch):
-    monkeypatch.setattr("captum_pda.priors.gaussian.fills.REMEMBERED_VALUES", 5000)
+    monkeypatch.setattr("captum_pda.priors.gaussian.remembered.REMEMBERED_VALUES", 5000)
     prior = GaussianPatchPrior(5).fit(images)
     expected = samples_of(GaussianPatchPrior(5).fit(images), images, GRID, 2, seeded())
     torch.testing.assert_close(samples_of(prior, images, GRID, 2, seeded()), expected)
-    held = prior._fills._remembered
+    held = prior._fills._remembered.held
     assert sum(operators.size for operators in held.values()) <= 5000
 
 
@@ -389,6 +391,7 @@ def test_fills_that_cannot_be_had(images):
 
 
 def test_sizes_out_of_reach_are_named(images, monkeypatch):
+    monkeypatch.setattr("captum_pda.priors.gaussian.precision_windows.MOST_INVERTED_VALUES", 40)
     monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_FACTORED_VALUES", 40)
     prior = GaussianPatchPrior(5).fit(images)
     with pytest.raises(ValueError, match="smaller patch_size"):
@@ -484,3 +487,21 @@ def test_fills_do_not_depend_on_what_was_filled_before():
 )
 def test_matrices_are_made_where_windows_repay_them(windows, ring, window, drawing, expected):
     assert are_few(windows, ring, window, drawing) is expected
+
+
+@pytest.mark.parametrize(
+    ("places", "ring", "window", "expected"),
+    [(1, 672, 300, False), (5, 672, 300, False), (81, 672, 300, True), (9, 90, 54, True)],
+)
+def test_one_inverse_serves_places_that_repay_it(places, ring, window, expected):
+    assert inverse_pays(places, ring, window) is expected
+
+
+def test_an_inverse_that_rounding_would_spoil_is_not_used(images):
+    """A full covariance of fewer patches than values has no inverse but for its regularization."""
+    prior = GaussianPatchPrior(5, covariance="full").fit(images[:1])
+    moments = prior._fitted()[0]
+    assert PrecisionWindows.of_patches(moments, (5, 5), 1e-3) is not None
+    assert PrecisionWindows.of_patches(moments, (5, 5), 1e-14) is None
+    alone = GaussianPatchPrior(5, covariance="full", regularization=1e-14).fit(images[:1])
+    assert torch.isfinite(means_of(alone, images, GRID)).all()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast
+from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,11 +17,18 @@ from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.operator_windows import OperatorWindows
 from captum_pda.priors.gaussian.outer_patches import (
     OuterPatchGroup,
+    in_portions,
     middle_of,
     outer_patches,
     ring_and_region,
 )
+from captum_pda.priors.gaussian.precision_windows import (
+    PlacedValues,
+    PrecisionWindows,
+    inverse_pays,
+)
 from captum_pda.priors.gaussian.region_shapes import RegionShape, alike_regions
+from captum_pda.priors.gaussian.remembered import Remembered
 from captum_pda.priors.gaussian.solved_windows import (
     VERY_FEW,
     PatchValues,
@@ -34,53 +38,15 @@ from captum_pda.priors.gaussian.solved_windows import (
 )
 from captum_pda.priors.gaussian.stationary_draws import StationaryDraws
 from captum_pda.priors.gaussian.stationary_moments import StationaryMoments
+from captum_pda.priors.gaussian.surroundings import Surroundings
 from captum_pda.priors.gaussian.thinned import ThinnedRegion
 from captum_pda.priors.gaussian.thinned_windows import ThinnedWindows
-from captum_pda.regions.protocol import Integers, Windows, block_pixels
+from captum_pda.regions.protocol import Integers, Windows
 
-#: Values of matrices that are kept between calls (128 MiB in single precision), beside the factor
-#: of the last whole patch.
-REMEMBERED_VALUES = 2**25
 #: Values of outer patches that are gathered at once.
 RING_VALUES = 2**22
 #: A region with more values around it is given some of them only, unless all are asked for.
 MOST_RING_VALUES = 768
-
-
-class _Remembered(Protocol):
-    """Matrices that are kept between calls."""
-
-    @property
-    def size(self) -> int: ...
-
-
-_Made = TypeVar("_Made", bound=_Remembered)
-
-#: Threads may share a prior. One lock for all priors, since a prior can be copied and a lock can't.
-_lock = threading.Lock()
-
-
-@dataclass(frozen=True, eq=False)
-class _Surroundings:
-    """An example's pixels (P, C), regions of one shape, and the shape of their outer patches."""
-
-    pixels: Tensor
-    regions: Windows
-    shape: RegionShape
-    patch: tuple[int, ...]
-
-    def around(self, offset: tuple[int, ...], corners: Integers) -> Tensor:
-        """What surrounds a region at ``offset`` in these patches, (regions, ring pixels, C)."""
-        ring, _ = ring_and_region(self.patch, offset, self.shape)
-        within = torch.from_numpy(np.ravel_multi_index(tuple(ring.T), self.patch))
-        device = self.pixels.device
-        numbers = block_pixels(corners, self.patch, self.regions.space, device)
-        return self.pixels[numbers[:, within.to(device)]]
-
-    def empty_fills(self, draws: Draws) -> Tensor:
-        """Room for the fills of the regions' pixels, (S, W, pixels, C)."""
-        shape = draws.count, len(self.regions), len(self.shape.places), self.pixels.shape[1]
-        return self.pixels.new_empty(shape)
 
 
 class GaussianFills:
@@ -93,7 +59,7 @@ class GaussianFills:
     def __init__(self, moments: Moments, options: FillOptions) -> None:
         self._moments = moments
         self._options = options
-        self._remembered: OrderedDict[object, _Remembered] = OrderedDict()
+        self._remembered = Remembered()
         self._patches = WholePatches(moments, options.regularization)
 
     def fill(self, example: Tensor, regions: Windows, draws: Draws) -> Tensor:
@@ -129,7 +95,7 @@ class GaussianFills:
         self, pixels: Tensor, regions: Windows, shape: RegionShape, draws: Draws
     ) -> Tensor:
         """Fills (S, W, region's pixels, C) of regions of one shape in their boxes."""
-        surroundings = _Surroundings(pixels, regions, shape, self._patch(regions))
+        surroundings = Surroundings(pixels, regions, shape, self._patch(regions))
         fills = surroundings.empty_fills(draws)
         ring = math.prod(surroundings.patch) - len(shape.places)
         stationary = isinstance(self._moments, StationaryMoments)
@@ -140,9 +106,72 @@ class GaussianFills:
         ):
             self._fill_thinned(fills, surroundings, draws)
         else:
-            for group in outer_patches(regions, surroundings.patch):
-                self._fill_group(fills, surroundings, group, draws)
+            self._fill_places(fills, surroundings, draws)
         return fills
+
+    def _fill_places(self, fills: Tensor, surroundings: Surroundings, draws: Draws) -> None:
+        """Write the fills of regions given all of their ring, place by place in their patches."""
+        few: list[OuterPatchGroup] = []
+        many: list[OuterPatchGroup] = []
+        for group in outer_patches(surroundings.regions, surroundings.patch):
+            (few if self._are_few(surroundings, group, draws) else many).append(group)
+        precision = self._precision(surroundings, few)
+        if precision is not None:
+            self._fill_with(precision, few, fills, surroundings, draws)
+        for group in many if precision is not None else [*few, *many]:
+            self._fill_group(fills, surroundings, group, draws)
+
+    def _are_few(self, surroundings: Surroundings, group: OuterPatchGroup, draws: Draws) -> bool:
+        """Whether windows at this place do not repay an operator of their own."""
+        ring, window = self._counts(surroundings)
+        drawing = draws.n_samples is not None
+        # Counted in the whole grid, so that a map does not depend on how it was cut up.
+        few = are_few(group.in_whole_grid, ring, window, drawing)
+        return few and not (drawing and ring + window > MOST_FACTORED_VALUES)
+
+    def _counts(self, surroundings: Surroundings) -> tuple[int, int]:
+        """How many values around a region, and of its own, vary together."""
+        patch, inside = math.prod(surroundings.patch), len(surroundings.shape.places)
+        return (patch - inside) * self._values_per_pixel, inside * self._values_per_pixel
+
+    def _precision(
+        self, surroundings: Surroundings, few: Sequence[OuterPatchGroup]
+    ) -> PrecisionWindows | None:
+        """The inverse that serves windows at all these places, where it pays and can be had."""
+        if not few or not inverse_pays(few[0].places, *self._counts(surroundings)):
+            return None
+        patch, regularization = surroundings.patch, self._options.regularization
+        return self._remembered.recall(
+            ("inverse", patch),
+            lambda: PrecisionWindows.of_patches(self._moments, patch, regularization),
+        )
+
+    def _fill_with(
+        self,
+        precision: PrecisionWindows,
+        groups: Sequence[OuterPatchGroup],
+        fills: Tensor,
+        surroundings: Surroundings,
+        draws: Draws,
+    ) -> None:
+        """Write the fills of windows at several places, from one inverse."""
+        patch, joint = surroundings.patch, self._moments.joint
+        for some in in_portions(groups, surroundings.at_once(RING_VALUES, draws)):
+            around = surroundings.patches(np.concatenate([group.corners for group in some]))
+            patches = around.flatten(1).unsqueeze(0) if joint else around.movedim(2, 0)
+            windows = []
+            for group in some:
+                _, inside = ring_and_region(patch, group.offset, surroundings.shape)
+                windows.append(PlacedValues(len(group.members), self._values_at(inside, patch)))
+            values = precision.fill(patches, windows, draws, self._options.local_scale)
+            members = np.concatenate([group.members for group in some])
+            self._write(fills, members, values)
+
+    def _write(self, fills: Tensor, members: Integers, values: Tensor) -> None:
+        """Put values (S, groups, windows, values) where the fills of these windows belong."""
+        by_pixel = values if self._moments.joint else values.movedim(1, -1)
+        where = torch.from_numpy(members).to(fills.device)
+        fills[:, where] = by_pixel.reshape(len(fills), len(members), *fills.shape[2:])
 
     def _patch(self, regions: Windows) -> tuple[int, ...]:
         """The shape of outer patches around these windows."""
@@ -160,18 +189,18 @@ class GaussianFills:
             patch = np.minimum(patch, np.add(window, 2 * self._options.margin))
         return tuple(int(side) for side in patch)
 
-    def _fill_thinned(self, fills: Tensor, surroundings: _Surroundings, draws: Draws) -> None:
+    def _fill_thinned(self, fills: Tensor, surroundings: Surroundings, draws: Draws) -> None:
         """Write the fills of large regions, given some of the pixels around them."""
         pixels, regions = surroundings.pixels, surroundings.regions
         moments, patch = cast(StationaryMoments, self._moments), surroundings.patch
         windows = self._thinned(moments, surroundings)
-        at_once = max(1, RING_VALUES // (draws.count * math.prod(patch) * pixels.shape[1]))
+        at_once = surroundings.at_once(RING_VALUES, draws)
         for start in range(0, len(regions), at_once):
             some = slice(start, start + at_once)
             given, inside = windows.around(pixels, regions.corner_array[some], regions.space)
             values, energy = windows.explain(given.unsqueeze(0), inside)
             if draws.n_samples is not None:
-                torus = self._recall(
+                torus = self._remembered.recall(
                     ("torus", pixels.dtype, pixels.device), lambda: StationaryDraws(moments, pixels)
                 )
                 drawn = torus.blocks(draws.count, len(inside), patch, draws.generator)
@@ -182,11 +211,11 @@ class GaussianFills:
                 values = values + (about * energy.sqrt() if self._options.local_scale else about)
             fills[:, some] = moved_like(values, pixels) + windows.mean_like(pixels)
 
-    def _thinned(self, moments: StationaryMoments, surroundings: _Surroundings) -> ThinnedWindows:
+    def _thinned(self, moments: StationaryMoments, surroundings: Surroundings) -> ThinnedWindows:
         """Large regions of one shape under moments, remembered from the last time."""
         regions, shape, patch = surroundings.regions, surroundings.shape, surroundings.patch
         alone = len(getattr(regions, "whole", regions)) == 1
-        return self._recall(
+        return self._remembered.recall(
             (type(moments), patch, shape.key, alone),
             lambda: ThinnedWindows(
                 moments,
@@ -197,36 +226,30 @@ class GaussianFills:
         )
 
     def _fill_group(
-        self, fills: Tensor, surroundings: _Surroundings, group: OuterPatchGroup, draws: Draws
+        self, fills: Tensor, surroundings: Surroundings, group: OuterPatchGroup, draws: Draws
     ) -> None:
         """Write the fills of windows at one place of their outer patch."""
-        windows = self._windows_at(surroundings, group, draws.n_samples is not None)
-        pixels, patch = surroundings.pixels, surroundings.patch
-        at_once = max(1, RING_VALUES // (draws.count * math.prod(patch) * pixels.shape[1]))
+        windows = self._windows_at(surroundings, group, draws)
+        at_once = surroundings.at_once(RING_VALUES, draws)
         for start in range(0, len(group.members), at_once):
             some = slice(start, start + at_once)
             around = surroundings.around(group.offset, group.corners[some])
             joint = self._moments.joint
             ring = around.flatten(1).unsqueeze(0) if joint else around.movedim(2, 0)
             values = windows.fill(ring, draws.n_samples, draws.generator)
-            members = torch.from_numpy(group.members[some]).to(pixels.device)
-            by_pixel = values if joint else values.movedim(1, -1)
-            fills[:, members] = by_pixel.reshape(draws.count, len(members), *fills.shape[2:])
+            self._write(fills, group.members[some], values)
 
     def _windows_at(
-        self, surroundings: _Surroundings, group: OuterPatchGroup, drawing: bool
+        self, surroundings: Surroundings, group: OuterPatchGroup, draws: Draws
     ) -> SolvedWindows | OperatorWindows:
         """How windows of this group are filled, remembered from the last time."""
         patch, shape = surroundings.patch, surroundings.shape
-        pixels = surroundings.pixels
-        values = [n * self._values_per_pixel for n in (math.prod(patch), len(shape.places))]
-        # Counted in the whole grid, so that a map does not depend on how it was cut up.
-        few = are_few(group.in_whole_grid, values[0] - values[1], values[1], drawing)
-        few = few and not (drawing and values[0] > MOST_FACTORED_VALUES)
+        pixels, drawing = surroundings.pixels, draws.n_samples is not None
+        few = self._are_few(surroundings, group, draws)
         very_few = group.in_whole_grid <= VERY_FEW
         key = (patch, group.offset, shape.key, few, very_few, drawing, pixels.dtype, pixels.device)
         # Those that are alone are not kept, or corners would crowd out the others.
-        return self._recall(
+        return self._remembered.recall(
             key,
             lambda: self._make(surroundings, group.offset, drawing, (few, very_few)),
             keep=group.in_whole_grid > 1,
@@ -234,7 +257,7 @@ class GaussianFills:
 
     def _make(
         self,
-        surroundings: _Surroundings,
+        surroundings: Surroundings,
         offset: tuple[int, ...],
         drawing: bool,
         number: tuple[bool, bool],
@@ -263,18 +286,3 @@ class GaussianFills:
     def _values_per_pixel(self) -> int:
         """How many values of a pixel vary together."""
         return self._moments.n_values // math.prod(self._moments.patch)
-
-    def _recall(self, key: object, make: Callable[[], _Made], keep: bool = True) -> _Made:
-        """What was made for this key, made now unless it is remembered; what was used last is
-        kept, and the first is forgotten where there is much."""
-        with _lock:
-            found = self._remembered.get(key)
-        made = make() if found is None else cast(_Made, found)
-        if keep:
-            with _lock:
-                self._remembered[key] = made
-                self._remembered.move_to_end(key)
-                held = sum(matrices.size for matrices in self._remembered.values())
-                while held > REMEMBERED_VALUES and len(self._remembered) > 1:
-                    held -= self._remembered.popitem(last=False)[1].size
-        return made

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,14 +16,19 @@ class OuterPatchGroup:
     """The windows that sit at the same place within their outer patch.
 
     ``offset`` is that place, ``members`` are the windows' numbers among those given, ``corners``
-    the corners of their outer patches, and ``in_whole_grid`` counts such windows among all that
-    these were taken from.
+    the corners of their outer patches, ``in_whole_grid`` counts such windows among all that these
+    were taken from, and ``places`` the different places of those.
     """
 
     offset: tuple[int, ...]
     members: Integers
     corners: Integers
     in_whole_grid: int
+    places: int
+
+    def some(self, first: int, last: int) -> OuterPatchGroup:
+        """The windows of this group from the first to before the last."""
+        return replace(self, members=self.members[first:last], corners=self.corners[first:last])
 
 
 def outer_patches(regions: Windows, patch: tuple[int, ...]) -> Iterator[OuterPatchGroup]:
@@ -48,7 +53,25 @@ def outer_patches(regions: Windows, patch: tuple[int, ...]) -> Iterator[OuterPat
             members=members,
             corners=corners[members],
             in_whole_grid=int(counts[number]),
+            places=int(np.count_nonzero(counts)),
         )
+
+
+def in_portions(groups: Iterable[OuterPatchGroup], most: int) -> Iterator[list[OuterPatchGroup]]:
+    """Groups, or some windows of them, that together have no more than this many windows."""
+    portion: list[OuterPatchGroup] = []
+    room = most
+    for group in groups:
+        first = 0
+        while first < len(group.members):
+            some = group.some(first, first + room)
+            portion.append(some)
+            first, room = first + len(some.members), room - len(some.members)
+            if not room:
+                yield portion
+                portion, room = [], most
+    if portion:
+        yield portion
 
 
 def patch_corners(
