@@ -58,8 +58,9 @@ def test_convolver_uses_winograd_where_it_may(
     maps, weight = torch.randn(2, 3, 8, 9).double(), torch.randn(4, 3, 3, 3).double()
     arguments = {"stride": 1, "padding": 0, "dilation": 1, **options}
     convolver = winograd.Convolver(CallCache())
+    convolution = winograd.Convolution(F.conv2d, weight, None, groups=1, **arguments)
     for _ in range(2):
-        found = convolver(F.conv2d, maps, weight, None, groups=1, **arguments)
+        found = convolver(convolution, maps)
         torch.testing.assert_close(found, F.conv2d(maps, weight, **arguments))
     assert bool(called) == used
 

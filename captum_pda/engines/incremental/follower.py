@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,6 +24,34 @@ from captum_pda.engines.incremental.writes import exposes, name_of, written
 #: Functions that give a tensor other memory, or read memory by its layout.
 REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
 SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function with its arguments, as the model calls it, and the perturbed tensors in them."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[PerturbedTensor]
+
+    @classmethod
+    def of(cls, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        return cls(func, args, kwargs, list(find((args, kwargs), PerturbedTensor)))
+
+    @property
+    def name(self) -> str:
+        """What to call the function in a report."""
+        return name_of(self.func)
+
+    def written(self) -> list[Tensor]:
+        """The tensors among the arguments that the function may write into."""
+        return written(self.func, self.args, self.kwargs)
+
+    def result(self, ordinary: Callable[[PerturbedTensor], Tensor]) -> Any:
+        """Call the function with ordinary tensors in the place of perturbed ones."""
+        args, kwargs = replace((self.args, self.kwargs), PerturbedTensor, ordinary)
+        return self.func(*args, **kwargs)
 
 
 class PassFollower:
@@ -85,70 +114,58 @@ class PassFollower:
             return kinds.describe(func, args, kwargs)
         if kinds.needs_only_kinds(func, args, kwargs):
             return kinds.with_kinds(func, args, kwargs)
-        tensors = list(find((args, kwargs), PerturbedTensor))
+        call = Call.of(func, args, kwargs)
         if self._finished:
-            return self._afterwards(func, args, kwargs)
-        self._check_pass(tensors)
-        if any(isinstance(tensor.held, Boxed) for tensor in tensors):
+            # What is left of a pass that is over acts as the ordinary tensor that it stands for.
+            return call.result(self.own)
+        self._check_pass(call)
+        if any(isinstance(tensor.held, Boxed) for tensor in call.tensors):
             try:
-                return self._incrementally(func, args, kwargs, tensors)
+                return self._incrementally(call)
             except IncrementalError:
                 raise
             except Exception as reason:  # what a rule can't do, the function may; else it says why
                 if is_out_of_memory(reason):
                     raise
-                self._state.went_dense.setdefault(name_of(func), _in_a_line(reason))
-        return self._densely(func, args, kwargs, tensors)
+                self._state.went_dense.setdefault(call.name, _in_a_line(reason))
+        return self._densely(call)
 
     def on_operation(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        tensors = list(find((args, kwargs), PerturbedTensor))
+        call = Call.of(func, args, kwargs)
         if self._finished:
-            return self._afterwards(func, args, kwargs)
-        self._state.went_dense.setdefault(name_of(func), "it is called from compiled code")
+            return call.result(self.own)
+        self._state.went_dense.setdefault(call.name, "it is called from compiled code")
         try:
-            self._check_pass(tensors)
-            return self._densely(func, args, kwargs, tensors)
+            self._check_pass(call)
+            return self._densely(call)
         except IncrementalError as error:
             self.refusal = error
             raise
 
-    def _afterwards(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What is left of a pass that is over acts as the ordinary tensor that it stands for."""
-        args, kwargs = replace((args, kwargs), PerturbedTensor, self.own)
-        return func(*args, **kwargs)
-
-    def _incrementally(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[PerturbedTensor],
-    ) -> Any:
+    def _incrementally(self, call: Call) -> Any:
         """Apply the rule of a function to what the perturbed tensors hold."""
-        twin = IN_PLACE.get(func, func)
+        twin = IN_PLACE.get(call.func, call.func)
         rule = RULES.get(twin)
         if rule is None:
             raise NoRule("it has no rule")
-        args, kwargs, in_place = pop_inplace(func, args, kwargs)
+        args, kwargs, in_place = pop_inplace(call.func, call.args, call.kwargs)
         args, kwargs = arrange(rule.parameters, twin, args, kwargs)
-        in_place = in_place or twin is not func
+        in_place = in_place or twin is not call.func
         if kwargs.get("out") is not None or (in_place and not isinstance(args[0], PerturbedTensor)):
             raise NoRule("it writes into another tensor")
-        if any(not isinstance(tensor.held, Boxed) for tensor in tensors):
+        if any(not isinstance(tensor.held, Boxed) for tensor in call.tensors):
             raise NoRule("another operand is dense")
         boxes, options = replace((args, kwargs), PerturbedTensor, _held)
         result = rule.apply(self._state, twin, *boxes, **options)
         self._state.saved_work = self._state.saved_work or rule.saves
         if in_place:
-            return self._overwrite(args[0], result, func)
-        wrapped = replace(result, (Boxed, Tensor), lambda made: self._apart(made, tensors))
+            return self._overwrite(args[0], result, call)
+        wrapped = replace(result, (Boxed, Tensor), lambda made: self._apart(made, call.tensors))
         for made in find([wrapped], PerturbedTensor):
-            if rule.aliases or any(made.held is tensor.held for tensor in tensors):
-                tensors[0].share_with(made)
+            if rule.aliases or any(made.held is tensor.held for tensor in call.tensors):
+                call.tensors[0].share_with(made)
         return wrapped
 
     def _apart(self, result: Boxed | Tensor, made_of: list[PerturbedTensor]) -> PerturbedTensor:
@@ -161,82 +178,65 @@ class PassFollower:
                     return self.perturbed(result.clone())
         return self.perturbed(result)
 
-    def _overwrite(
-        self, tensor: PerturbedTensor, result: Any, func: Callable[..., Any]
-    ) -> PerturbedTensor:
+    def _overwrite(self, tensor: PerturbedTensor, result: Any, call: Call) -> PerturbedTensor:
         """Let a tensor hold what a function would have written into it."""
         if result is tensor.held:
             return tensor
         if result.dtype != tensor.held.dtype or tuple(result.shape) != tuple(tensor.held.shape):
             raise NoRule("its result has another type or shape than what it is written into")
-        _check_unshared(tensor, func)
+        _check_unshared(tensor, call)
         tensor.held = result
         return tensor
 
-    def _densely(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[PerturbedTensor],
-    ) -> Any:
+    def _densely(self, call: Call) -> Any:
         """Call a function with all values of all copies."""
-        self._before_writing(func, args, kwargs)
-        if exposes(func):
-            self._expose(func, tensors)
-        result = self._call(func, args, kwargs, tensors)
+        self._before_writing(call)
+        if exposes(call.func):
+            self._expose(call)
+        result = self._call(call)
         for leaf in leaves(result):
             if not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
                 self._state.leaked = True
                 if not isinstance(leaf, NUMBERS):
-                    self._expose(func, tensors)
-        known = {id(tensor.held): tensor for tensor in tensors}
+                    self._expose(call)
+        known = {id(tensor.held): tensor for tensor in call.tensors}
         wrapped = replace(
             result,
             Tensor,
             lambda made: known[id(made)] if id(made) in known else self.perturbed(made),
         )
         for made in find([wrapped], PerturbedTensor):
-            for tensor in tensors:
+            for tensor in call.tensors:
                 if made is not tensor and _hold_the_same(made, tensor):
                     tensor.share_with(made)
         return wrapped
 
-    def _expose(self, func: Callable[..., Any], tensors: list[PerturbedTensor]) -> None:
+    def _expose(self, call: Call) -> None:
         """Give tensors memory of their own that can be written at any time, by anyone."""
-        for tensor in tensors:
-            _check_unshared(tensor, func)
+        for tensor in call.tensors:
+            _check_unshared(tensor, call)
             self._state.write_log.expose(self.own(tensor))
 
-    def _before_writing(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _before_writing(self, call: Call) -> None:
         """See to it that what is written is written into memory that no box reads."""
-        name = getattr(func, "__name__", "").partition(".")[0]
-        if name in REFUSED and func != SET_REQUIRES_GRAD:
-            raise _refusal(f"the model goes about a tensor's memory by {name_of(func)}")
-        for tensor in written(func, args, kwargs):
+        name = getattr(call.func, "__name__", "").partition(".")[0]
+        if name in REFUSED and call.func != SET_REQUIRES_GRAD:
+            raise _refusal(f"the model goes about a tensor's memory by {call.name}")
+        for tensor in call.written():
             if isinstance(tensor, PerturbedTensor):
-                _check_unshared(tensor, func)
+                _check_unshared(tensor, call)
                 self._state.write_log.note(self.own(tensor))
             else:
                 # What is written may come from a perturbed tensor.
                 self._state.leaked = True
                 self._state.write_log.note(tensor)
 
-    def _call(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        tensors: list[PerturbedTensor],
-    ) -> Any:
+    def _call(self, call: Call) -> Any:
         """Call a function with ordinary tensors, and let none of the boxes' memory out."""
-        dense = {id(tensor): self.dense(tensor) for tensor in tensors}
-        given = replace((args, kwargs), PerturbedTensor, lambda tensor: dense[id(tensor)])
-        result = func(*given[0], **given[1])
+        dense = {id(tensor): self.dense(tensor) for tensor in call.tensors}
+        result = call.result(lambda tensor: dense[id(tensor)])
         again = False
-        for tensor in tensors:
+        for tensor in call.tensors:
             if not isinstance(tensor.held, Boxed) or not lets_out(result, dense[id(tensor)]):
                 continue
             # A view: from now on the tensor is what is viewed, as writing into one of them must be
@@ -247,12 +247,12 @@ class PassFollower:
             tensor.held = dense[id(tensor)]
         if not again:
             return result
-        if written(func, args, kwargs):
-            raise _refusal(f"the model calls {name_of(func)}, which writes and gives a view")
-        return self._call(func, args, kwargs, tensors)
+        if call.written():
+            raise _refusal(f"the model calls {call.name}, which writes and gives a view")
+        return self._call(call)
 
-    def _check_pass(self, tensors: list[PerturbedTensor]) -> None:
-        if any(tensor.follower is not self for tensor in tensors):
+    def _check_pass(self, call: Call) -> None:
+        if any(tensor.follower is not self for tensor in call.tensors):
             raise _refusal("the model keeps tensors from one pass to the next")
 
 
@@ -274,10 +274,10 @@ def _hold_the_same(one: PerturbedTensor, other: PerturbedTensor) -> bool:
     )
 
 
-def _check_unshared(tensor: PerturbedTensor, func: Callable[..., Any]) -> None:
+def _check_unshared(tensor: PerturbedTensor, call: Call) -> None:
     if tensor.shares_elsewhere():
         raise _refusal(
-            f"the model calls {name_of(func)} on a tensor that shares memory with another one",
+            f"the model calls {call.name} on a tensor that shares memory with another one",
             ", or make that call out of place in the model",
         )
 

@@ -7,6 +7,7 @@ An output tile of 4x4 takes 36 multiplications a pair of channels in place of 14
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +47,24 @@ OUTPUT = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """A convolution of PyTorch's with all its arguments but the maps."""
+
+    func: Callable[..., Tensor]
+    weight: Tensor
+    bias: Tensor | None
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+
+    def __call__(self, maps: Tensor) -> Tensor:
+        """The convolution of maps, as PyTorch computes it."""
+        further = (self.stride, self.padding, self.dilation, self.groups)
+        return self.func(maps, self.weight, self.bias, *further)
+
+
 class Convolver:
     """Convolves by the faster way.
 
@@ -56,25 +75,17 @@ class Convolver:
     def __init__(self, cache: CallCache) -> None:
         self._cache = cache
 
-    def __call__(
-        self,
-        func: Callable[..., Tensor],
-        maps: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-    ) -> Tensor:
-        """``func(maps, weight, bias, stride, padding, dilation, groups)``."""
-        ordinary = groups == 1 and per_axis(stride, 2) == per_axis(dilation, 2) == (1, 1)
+    def __call__(self, convolution: Convolution, maps: Tensor) -> Tensor:
+        """``convolution(maps)``."""
+        strides, dilation = per_axis(convolution.stride, 2), per_axis(convolution.dilation, 2)
+        ordinary = convolution.groups == 1 and strides == dilation == (1, 1)
         # Autocast would round the changed basis to half precision.
         autocast = torch.is_autocast_enabled(maps.device.type)
-        if autocast or not ordinary or isinstance(padding, str) or not _pays(maps, weight):
-            return func(maps, weight, bias, stride, padding, dilation, groups)
-        kernel = self._cache(change_kernel, weight)
-        return convolve(maps, kernel, bias, per_axis(padding, 2))
+        symmetric = not isinstance(convolution.padding, str)
+        if autocast or not ordinary or not symmetric or not _pays(maps, convolution.weight):
+            return convolution(maps)
+        kernel = self._cache(change_kernel, convolution.weight)
+        return convolve(maps, kernel, convolution.bias, per_axis(convolution.padding, 2))
 
 
 def _pays(maps: Tensor, weight: Tensor) -> bool:

@@ -20,7 +20,7 @@ from captum_pda.engines.incremental.rules.padding import PostponedPadding
 from captum_pda.engines.incremental.rules.registry import rule
 from captum_pda.engines.incremental.sliding import slide_boxes, slides_for, spans_after, whole_sizes
 from captum_pda.engines.incremental.spans import Slide, Span, per_axis
-from captum_pda.engines.incremental.winograd import Convolver
+from captum_pda.engines.incremental.winograd import Convolution, Convolver
 
 #: Channels from which convolving differences pays.
 FEWEST_CHANNELS_FOR_DIFFERENCES = 16
@@ -53,14 +53,8 @@ class PostponedConvolution(Postponed):
     """
 
     convolve: Convolver
-    func: Callable[..., Tensor]
+    convolution: Convolution
     maps: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    stride: Any
-    padding: Any
-    dilation: Any
-    groups: int
     #: The weights as they were at the time of the call; None if nothing tells of a change.
     snapshot: Snapshot | None
     onto: Onto | None = None
@@ -68,17 +62,9 @@ class PostponedConvolution(Postponed):
     def make(self) -> Tensor:
         if self.snapshot is not None:
             self.snapshot.check()
-        values = self.convolve(
-            self.func,
-            self.maps,
-            self.weight,
-            self.bias if self.onto is None else None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-        )
-        return values if self.onto is None else self.onto.add(values)
+        if self.onto is None:
+            return self.convolve(self.convolution, self.maps)
+        return self.onto.add(self.convolve(replace(self.convolution, bias=None), self.maps))
 
 
 @rule("conv1d conv2d conv3d", saves=True)
@@ -122,14 +108,8 @@ def convolution(
         dtype=maps.dtype,
         device=maps.device,
         convolve=state.convolve,
-        func=func,
+        convolution=Convolution(func, weight, bias, stride, padding, dilation, groups),
         maps=maps,
-        weight=weight,
-        bias=bias,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
         snapshot=snapshot,
         onto=onto,
     )
@@ -184,16 +164,16 @@ def batch_norm(
     base = None if x.base is None else state.base(func, x.base, *arguments)
     postponed = x.postponed
     if isinstance(postponed, PostponedConvolution) and _can_fold(postponed, running_mean):
+        plain = postponed.convolution
         folded = state.cache(
-            fold, postponed.weight, postponed.bias, running_mean, running_var, weight, bias, eps
+            fold, plain.weight, plain.bias, running_mean, running_var, weight, bias, eps
         )
         onto = postponed.onto
         if onto is not None and base is not None:
             onto = replace(onto, base=base)
         values = replace(
             postponed,
-            weight=folded[0],
-            bias=folded[1],
+            convolution=replace(plain, weight=folded[0], bias=folded[1]),
             snapshot=state.cache.snapshot(*folded),
             onto=onto,
         )
@@ -210,12 +190,12 @@ def batch_norm(
     return postpone(state.origin(), normalise, x, x.spans, base)
 
 
-def _can_fold(convolution: PostponedConvolution, running_mean: Tensor) -> bool:
+def _can_fold(postponed: PostponedConvolution, running_mean: Tensor) -> bool:
     """Whether a convolution has weights of batch-norm's type, still as they were when called."""
-    if convolution.overwrites or convolution.snapshot is None:
+    if postponed.overwrites or postponed.snapshot is None:
         return False
-    convolution.snapshot.check()
-    return convolution.dtype == convolution.weight.dtype == running_mean.dtype
+    postponed.snapshot.check()
+    return postponed.dtype == postponed.convolution.weight.dtype == running_mean.dtype
 
 
 def _normalised(x: Boxed, scale: Tensor, shift: Tensor) -> Tensor:
