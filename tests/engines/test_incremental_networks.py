@@ -28,6 +28,8 @@ NETWORKS = {
     "mnasnet0_5": 96,
     "regnet_y_400mf": 64,
 }
+#: Those that take seconds in two precisions.
+LARGE = ("vgg16", "googlenet", "resnet50", "densenet121", "inception_v3", "convnext_tiny")
 #: Networks that can't stay incremental, and the function that ends it.
 GO_DENSE = {
     "mobilenet_v3_small": "mul",
@@ -73,7 +75,10 @@ def check(model: nn.Module, size: int) -> dict[str, str]:
     return incremental.went_dense
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NETWORKS],
+)
 def test_torchvision_network(name: str) -> None:
     went_dense = check(network(name), NETWORKS[name])
     assert next(iter(went_dense), None) == GO_DENSE.get(name)

@@ -369,6 +369,7 @@ def test_sampled_draws_follow_the_seed_and_nothing_else(classifier, images):
     torch.testing.assert_close(one, same)
 
 
+@pytest.mark.slow
 def test_more_samples_come_closer_to_many(classifier, images):
     pda = SampledPDA(classifier, GaussianPatchPrior(8).fit(images))
 

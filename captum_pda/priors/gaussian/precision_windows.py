@@ -87,14 +87,21 @@ class PrecisionWindows:
         in_window = product.gather(2, inside)
         factors = [self._window_factor(place.within) for place in windows]
         numbers = [place.count for place in windows]
-        white = _by_place(in_window, factors, numbers, upper=False)
+        white = _by_place(in_window.unsqueeze(0), factors, numbers, upper=False)
         mean = self._mean[:, None].expand_as(product).gather(2, inside)
-        mean = (mean - _by_place(white, factors, numbers, upper=True)).unsqueeze(0)
+        mean = mean - _by_place(white, factors, numbers, upper=True)
         if draws.n_samples is None:
             return moved_like(mean, patches)
-        about = self._draw(in_window, factors, numbers, draws, patches)
+        noise = torch.randn(
+            (draws.count, *in_window.shape),
+            generator=draws.generator,
+            dtype=patches.dtype,
+            device=patches.device,
+        )
+        noise = in_double(noise).to(in_window.device)
+        about = _by_place(noise, factors, numbers, upper=True)
         if local_scale and product.shape[2] > in_window.shape[2]:
-            energy = (deviation * product).sum(dim=2) - white.square().sum(dim=2)
+            energy = (deviation * product).sum(dim=2) - white[0].square().sum(dim=2)
             scale = (energy / (product.shape[2] - in_window.shape[2])).clamp_min(0).sqrt()
             about = about * scale.unsqueeze(-1)
         return moved_like(mean + about, patches)
@@ -105,35 +112,21 @@ class PrecisionWindows:
         factor: Tensor = torch.linalg.cholesky_ex(self._precision[:, within[:, None], within])[0]
         return factor
 
-    def _draw(
-        self,
-        in_window: Tensor,
-        factors: Sequence[Tensor],
-        numbers: Sequence[int],
-        draws: Draws,
-        like: Tensor,
-    ) -> Tensor:
-        """Draws (S, groups, windows, values) with mean zero and covariance P_ww^-1."""
-        noise = torch.randn(
-            (draws.count, *in_window.shape),
-            generator=draws.generator,
-            dtype=like.dtype,
-            device=like.device,
-        )
-        noise = in_double(noise).to(in_window.device)
-        return torch.stack([_by_place(one, factors, numbers, upper=True) for one in noise])
-
 
 def _by_place(
     values: Tensor, factors: Sequence[Tensor], numbers: Sequence[int], upper: bool
 ) -> Tensor:
-    """Values (groups, windows, values) solved for with L, or with its transpose if ``upper``; the
-    windows of each place follow each other."""
-    solved = [
-        torch.linalg.solve_triangular(factor.mT if upper else factor, some.mT, upper=upper).mT
-        for factor, some in zip(factors, torch.split(values, list(numbers), dim=1), strict=True)
-    ]
-    return torch.cat(solved, dim=1)
+    """Values (S, groups, windows, values) solved for with L, or with its transpose if ``upper``;
+    the windows of each place follow each other."""
+    solved = []
+    for factor, some in zip(factors, torch.split(values, list(numbers), dim=2), strict=True):
+        # All samples are right-hand sides of one solution.
+        columns = some.movedim(0, 1).flatten(1, 2).mT
+        rows = torch.linalg.solve_triangular(
+            factor.mT if upper else factor, columns, upper=upper
+        ).mT
+        solved.append(rows.unflatten(1, (len(values), -1)).movedim(1, 0))
+    return torch.cat(solved, dim=2)
 
 
 def inverse_pays(places: int, ring: int, window: int) -> bool:
