@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,17 @@ from captum_pda.atlas.storage import read_regions
 from captum_pda.cli.arguments import add_model_options, add_overwrite, bits, positive
 from captum_pda.cli.atlas_job import AtlasWriter, Enough, classes_of
 from captum_pda.cli.classifier import Classifier
-from captum_pda.cli.explain import SHOWN, check_question
+from captum_pda.cli.explain import SHOWN
 from captum_pda.cli.explain_options import add_method_options, make_question
 from captum_pda.cli.explanation import PhotoExplainer
-from captum_pda.cli.models import choose_model
-from captum_pda.cli.photo_job import PhotoSet, engines_for_all
-from captum_pda.cli.places import Plan, check_free, plan_folder
-from captum_pda.cli.processes import own_device, process_group
+from captum_pda.cli.photo_job import PhotoSet
+from captum_pda.cli.places import Plan, plan_folder
+from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
 from captum_pda.cli.results import write_figure, write_result
-from captum_pda.cli.usage_errors import UsageError, optional_module
+from captum_pda.cli.usage_errors import optional_module
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
-from captum_pda.distributed.ranks import OtherRankError, Ranks
+from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display
-from captum_pda.priors import GaussianPatchPrior
 
 PHOTOS = "photos"
 
@@ -95,23 +93,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Explain all photos and group their regions; the exit code says whether any failed."""
-    with process_group() as group:
-        ranks = Ranks(group)
-        try:
-            return _run(options, ranks)
-        except (UsageError, OtherRankError):
-            if ranks.rank == 0:
-                raise
-            return 0  # The rank that is at fault tells, and the first one for all.
+    return run_on_ranks(partial(_run, options))
 
 
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         optional_module("sklearn.cluster")
         plan, explainer, classes = prepare(options)
-    with ranks.failing_together():
-        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
-    explainer = replace(explainer, engines=ranks.gather_objects(engines)[0])
+    explainer = with_engines(explainer, plan, ranks)
     writer = AtlasWriter(
         plan, explainer, classes, Enough(options.regions, options.min_bits), options.overwrite
     )
@@ -126,19 +115,11 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
 def prepare(
     options: argparse.Namespace,
 ) -> tuple[Plan, PhotoExplainer, tuple[tuple[int, ...], ...]]:
-    """Check what can be checked before a model is loaded, and choose the classes of each photo."""
+    """Load the model, and choose the classes of each photo."""
     question = make_question(options)
     plan = plan_folder(options.images, options.output / PHOTOS, "safetensors", True)
-    extra = [path for path in (options.weights, options.labels, options.prior) if path]
-    inputs = [*(place.photo for place in plan.places), *extra]
-    check_free(plan.files, inputs, options.overwrite)
-    device = own_device(options.device)
-    prior = GaussianPatchPrior.load(options.prior) if options.prior else None
-    choice = choose_model(options.model, options.weights, options.labels)
-    check_question(question, choice)
-    classifier = Classifier.of(choice, device)
-    classes = classes_of(plan, question, classifier.labels)
-    return plan, PhotoExplainer(classifier, question, prior), classes
+    explainer = make_explainer(options, question, plan)
+    return plan, explainer, classes_of(plan, question, explainer.classifier.labels)
 
 
 def write_atlases(

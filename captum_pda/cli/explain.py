@@ -6,63 +6,46 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from PIL import Image
-
 from captum_pda.basics.version import __version__
-from captum_pda.cli.classifier import Classifier, ModelChoice
 from captum_pda.cli.cost import cost_line, seconds_per_pass
 from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
-from captum_pda.cli.models import choose_model
-from captum_pda.cli.photo_job import PhotoSet, PhotoWriter, engines_for_all
+from captum_pda.cli.photo_job import PhotoSet, PhotoWriter
 from captum_pda.cli.places import (
     INDEX_FILE,
     SUMMARY_FILE,
     Plan,
-    check_free,
     plan_folder,
     plan_photos,
 )
-from captum_pda.cli.processes import is_launched, own_device, process_group
-from captum_pda.cli.question import Question
+from captum_pda.cli.preparation import BLANK, make_explainer, run_on_ranks, with_engines
+from captum_pda.cli.processes import is_launched
 from captum_pda.cli.results import write_result
-from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.cli.usage_errors import CommandError
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
-from captum_pda.distributed.ranks import OtherRankError, Ranks
+from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display
-from captum_pda.priors import GaussianPatchPrior
 from captum_pda.report.index import index_page
 
 __all__ = ["add_parser", "run"]
 
-BLANK = Image.new("RGB", (256, 256))
 #: Failures that are printed; all of them are in a folder's summary.
 SHOWN = 20
 
 
 def run(options: argparse.Namespace) -> int:
     """Explain all photos; the exit code says whether any failed."""
-    with process_group() as group:
-        ranks = Ranks(group)
-        try:
-            return _run(options, ranks)
-        except (UsageError, OtherRankError):
-            if ranks.rank == 0:
-                raise
-            return 0  # The rank that is at fault tells, and the first one for all.
+    return run_on_ranks(partial(_run, options))
 
 
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         plan, explainer = prepare(options)
-    with ranks.failing_together():
-        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
-    explainer = replace(explainer, engines=ranks.gather_objects(engines)[0])
+    explainer = with_engines(explainer, plan, ranks)
     classifier, is_folder = explainer.classifier, plan.folder is not None
     writer = PhotoWriter(
         plan,
@@ -87,24 +70,9 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
     plan = make_plan(options.images, options.output, options.raw, options.html)
     if not any(place.photo.exists() for place in plan.places):
         raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
-    extra = [path for path in (options.weights, options.labels, options.prior) if path]
-    inputs = [*(place.photo for place in plan.places), *extra]
-    check_free(plan.files, inputs, options.overwrite)
-    device = own_device(options.device)
-    prior = GaussianPatchPrior.load(options.prior) if options.prior else None
-    choice = choose_model(options.model, options.weights, options.labels)
-    check_question(question, choice)
-    classifier = Classifier.of(choice, device)
-    question.named_classes(classifier.labels)
-    show_progress = not options.quiet and not is_folder
-    return plan, PhotoExplainer(classifier, question, prior, show_progress)
-
-
-def check_question(question: Question, choice: ModelChoice) -> None:
-    """Refuse what this model cannot be asked, as far as that is known without its weights."""
-    question.check_size(choice.preprocessing(BLANK))
-    if choice.labels is not None:
-        question.named_classes(choice.labels)
+    explainer = make_explainer(options, question, plan, not options.quiet and not is_folder)
+    question.named_classes(explainer.classifier.labels)
+    return plan, explainer
 
 
 def say_cost(explainer: PhotoExplainer, n_photos: int, n_processes: int) -> None:

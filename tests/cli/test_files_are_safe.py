@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from captum_pda.basics.files import remove_parts, write_whole
-from captum_pda.cli import explain, places
+from captum_pda.cli import places, preparation
 from captum_pda.cli.main import main
 from captum_pda.cli.marks import is_own
 from captum_pda.cli.photos import read_photo
@@ -40,7 +40,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(explain.Classifier, "of", load)
+    monkeypatch.setattr(preparation.Classifier, "of", load)
 
 
 def copy(name: str, as_name: str) -> None:
@@ -147,13 +147,13 @@ def test_own_files_are_replaced_and_others_with_overwrite(picture: str, raw: str
 
 
 def test_a_file_that_comes_in_the_meantime_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = explain.check_free
+    check = preparation.check_free
 
     def check_too_early(*arguments: object) -> None:
         check(*arguments)
         copy("dog.png", "cat_evidence.png")
 
-    monkeypatch.setattr(explain, "check_free", check_too_early)
+    monkeypatch.setattr(preparation, "check_free", check_too_early)
     assert main(["explain", "cat.png", *TINY]) == 1
     assert Path("cat_evidence.png").read_bytes() == Path("dog.png").read_bytes()
 
