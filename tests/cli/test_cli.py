@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from captum_pda import EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
-from captum_pda.cli import explain
+from captum_pda.cli import preparation
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.photos import load_photo
@@ -302,7 +302,7 @@ def test_unexpected_errors_say_how_to_see_more(
     def broken(*_: object) -> None:
         raise KeyError("a\nb")
 
-    monkeypatch.setattr(explain, "choose_model", broken)
+    monkeypatch.setattr(preparation, "choose_model", broken)
     assert run("cat.png") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "(KeyError; run again with --debug to see where)" in line

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from captum_pda.cli import cost, explain
+from captum_pda.cli import cost, explain, preparation
 from captum_pda.cli.labels import default_labels, find_class
 from captum_pda.cli.main import main
 from captum_pda.cli.usage_errors import UsageError
@@ -44,7 +44,7 @@ def test_usage_errors_come_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(explain.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(preparation.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
     before = sorted(Path().rglob("*"))
     assert main(["explain", "cat.png", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -53,7 +53,7 @@ def test_usage_errors_come_before_a_model_is_loaded(
 
 
 def test_a_missing_photo_is_found_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(preparation.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
     assert main(["explain", "no.png"]) == 1
 
 
