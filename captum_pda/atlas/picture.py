@@ -29,7 +29,9 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
     figure = new_figure((WORDS + n_examples * COLUMN, 0.7 + rows * ROW), use_pyplot)
     figure.suptitle(f"What speaks for {atlas.label}, and what against it ({atlas.n_photos} photos)")
     if not atlas.groups:
-        figure.text(0.5, 0.4, "no region occurs in several photos", ha="center")
+        empty = figure.add_subplot()  # notebooks show no figure without axes
+        empty.axis("off")
+        empty.text(0.5, 0.4, "no region occurs in several photos", ha="center")
     grid = figure.add_gridspec(rows, n_examples + 1, width_ratios=[WORDS] + [COLUMN] * n_examples)
     for row, group in enumerate(atlas.groups):
         words = figure.add_subplot(grid[row, 0])
