@@ -97,6 +97,13 @@ def test_readmes_link_every_tutorial() -> None:
         assert f"tutorials/{path.name}\n" in site
 
 
+@each_tutorial
+def test_links_lead_to_files(path: Path) -> None:
+    words = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\(([^)#\s]+)", words):
+        assert link.startswith("https://") or (TUTORIALS / link).exists(), link
+
+
 @pytest.mark.slow
 @each_tutorial
 def test_runs_reduced_from_a_clean_kernel(path: Path) -> None:
