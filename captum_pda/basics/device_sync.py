@@ -22,6 +22,11 @@ def all_finite(values: Tensor) -> bool:
     return is_true(torch.isfinite(values).all())
 
 
+def wait(values: Tensor) -> None:
+    """Wait until the device has worked these out."""
+    all_finite(values)
+
+
 def as_float(value: Tensor) -> float:
     """The value of a one-element tensor."""
     return float(value)

@@ -42,6 +42,11 @@ class Pieces:
         """How many copies of the example there are in all."""
         return self.n_samples * len(self.grid)
 
+    @property
+    def middle(self) -> int:
+        """The number of the window in the middle."""
+        return len(self.grid) // 2
+
     def some(self, n_copies: int, start: int = 0) -> list[int]:
         """The numbers of windows for so many copies that are still to be run, from one on."""
         n_windows = -(-n_copies // self.n_samples)

@@ -90,13 +90,13 @@ class TestAuto:
     ) -> None:
         timed = []
 
-        def seconds(_: Any, engine: Any, pieces: Any, *rest: Any) -> float:
+        def seconds(engine: Any, pieces: Any, *rest: Any) -> float:
             window = pieces.grid.window
             timed.append(window)
             return 1.0 if isinstance(engine, PreparedDense) else speeds[window]
 
         speeds = {(3, 3): 0.2, (6, 6): 5.0}
-        monkeypatch.setattr(PreparedAuto, "_seconds_per_copy", seconds)
+        monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
         monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
         monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
         pda = EfficientPDA(small_network())
