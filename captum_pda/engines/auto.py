@@ -24,8 +24,8 @@ from captum_pda.regions.protocol import Windows
 #: Copies of a first batch on the incremental engine, whose time counts for nothing: what is done
 #: once is done there, such as all that it computes for the unperturbed example.
 FIRST = 4
-#: Copies that each engine is timed on. For the dense one about a whole batch of photos, and no first
-#: batch, as the model has run before: so they cost what they would in any case.
+#: Copies that each engine is timed on. For the dense one about a whole batch of photos, without a
+#: first one, as the model has run before: so they cost what they would in any case.
 TIMED_DENSE, TIMED_INCREMENTAL = 12, 18
 #: Fewer copies than this are done sooner than a probe pays, whatever the model.
 WORTH_A_PROBE = 64
