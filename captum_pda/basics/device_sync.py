@@ -34,7 +34,7 @@ def as_float(value: Tensor) -> float:
 
 def as_integers(values: Tensor) -> list[int]:
     """The values of a one-dimensional integer tensor."""
-    return [int(value) for value in values.tolist()]
+    return [int(value) for value in values.cpu().tolist()]
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 from captum.attr import LayerAttribution, LayerGradCam, Saliency
 from torch import Tensor, nn
 
+from captum_pda.basics.device_sync import in_double
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -21,7 +23,7 @@ def captum_maps(model: nn.Module, image: Tensor, target: int) -> dict[str, Float
         grad_cam = LayerGradCam(model, last_convolution(model)).attribute(image, target=target)
     upsampled = LayerAttribution.interpolate(grad_cam, tuple(image.shape[2:]), "bilinear")
     maps = {"Saliency": saliency, "GradCAM": upsampled}
-    return {name: one[0].sum(dim=0).detach().double().cpu().numpy() for name, one in maps.items()}
+    return {name: in_double(one[0].sum(dim=0).detach()).cpu().numpy() for name, one in maps.items()}
 
 
 def last_convolution(model: nn.Module) -> nn.Module:

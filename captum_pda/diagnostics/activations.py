@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_pda.basics.device_sync import in_double
 from captum_pda.diagnostics.some_windows import SomeWindows, chosen_window
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
@@ -58,7 +59,7 @@ class ActivationStatistics:
 
     def __str__(self) -> str:
         size = float(self.mean.square().mean().sqrt())
-        linear = float((self.ratio > 2).double().mean())
+        linear = float((self.ratio > 2).float().mean())
         return (
             f"{len(self.mean)} units over {self.n_samples} samples: activations {size:.3g} (root "
             f"mean square), their standard deviation {float(self.standard_deviation.median()):.3g} "
@@ -111,13 +112,13 @@ def activation_statistics(
     samples = SampledPDA(units, **settings).evidence(
         *common, n_samples=1, generator=generator, windows=window.pick([0] * n_samples)
     )
-    activations = samples.parts[0].scores[0].double()
+    activations = in_double(samples.parts[0].scores[0])
     return ActivationStatistics(
         activations.mean(dim=0),
         activations.std(dim=0) if n_samples > 1 else torch.zeros_like(activations[0]),
         activations.clamp_min(0).mean(dim=0),
-        at_mean.parts[0].scores[0, 0].double(),
-        at_mean.scores[0].double(),
+        in_double(at_mean.parts[0].scores[0, 0]),
+        in_double(at_mean.scores[0]),
         n_samples,
     )
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.basics.device_sync import in_double
 from captum_pda.diagnostics.some_windows import (
     target_or_predicted,
     with_conditional_mean,
@@ -78,7 +79,7 @@ def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:
     shapes = {name: tuple(each.shape) for name, each in maps.items()}
     if len(set(shapes.values())) != 1:
         raise ValueError(f"maps have different shapes, {shapes}; correlate maps of one shape")
-    values = torch.stack([each.detach().double().flatten(1) for each in maps.values()], dim=1)
+    values = torch.stack([in_double(each.detach()).flatten(1) for each in maps.values()], dim=1)
     deviations = values - values.mean(dim=2, keepdim=True)
     lengths = deviations.norm(dim=2, keepdim=True)
     # A map that is constant but for rounding has no shape.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.basics.device_sync import in_double
 from captum_pda.diagnostics.some_windows import (
     SomeWindows,
     chosen_windows,
@@ -64,7 +65,7 @@ class ConditionalMeanError:
     def beyond_sampling(self) -> float:
         """The size of the error after the sampling's own is taken off: sqrt(mean(error^2 - se^2))
         or 0, the conditional mean's own error."""
-        squares = self.error.double().square() - self.standard_error.double().square()
+        squares = in_double(self.error).square() - in_double(self.standard_error).square()
         return float(squares.mean().clamp_min(0).sqrt())
 
     def __str__(self) -> str:
@@ -133,4 +134,4 @@ def conditional_mean_error(
 
 
 def _root_mean_square(values: Tensor) -> float:
-    return float(values.double().square().mean().sqrt())
+    return float(in_double(values).square().mean().sqrt())

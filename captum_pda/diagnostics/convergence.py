@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.basics.device_sync import in_double
 from captum_pda.diagnostics.some_windows import (
     SomeWindows,
     chosen_window,
@@ -100,10 +101,12 @@ def sampling_convergence(
     # The same window many times with one sample each, so that every sample is kept apart.
     copies = window.pick([0] * (n_samples * repeats))
     single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, windows=copies)
-    predictions = cast(Tensor, single.predictions_without(target)).reshape(repeats, n_samples)
+    predictions = in_double(cast(Tensor, single.predictions_without(target))).reshape(
+        repeats, n_samples
+    )
     counts = torch.arange(1, n_samples + 1, device=predictions.device)
     return SamplingConvergence(
-        predictions.double().cumsum(dim=1) / counts,
+        predictions.cumsum(dim=1) / counts,
         float(cast(Tensor, efficient.predictions_without(target))),
         tuple(window.corner_array[0].tolist()),
     )

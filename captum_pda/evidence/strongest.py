@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.basics.device_sync import in_double
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
 from captum_pda.regions.protocol import Regions, Windows
@@ -82,7 +83,7 @@ def pick_strongest(
     shapes: list[npt.NDArray[np.int64]] = []
     values, strengths = [], []
     for boxes, bits in sizes:
-        plain = torch.nan_to_num(bits.detach().double(), posinf=0.0, neginf=0.0).cpu().numpy()
+        plain = torch.nan_to_num(in_double(bits.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
         spread = float(plain.std()) if len(sizes) > 1 else 1.0
         corners.extend(windows.corner_array for windows in boxes)
         shapes.extend(np.tile(windows.window, (len(windows), 1)) for windows in boxes)

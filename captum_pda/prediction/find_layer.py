@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_pda.basics import device_sync
 from captum_pda.prediction.layer_call import Layer, LayerCall, unit_of_rounding, with_noise
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
@@ -161,8 +162,8 @@ def _has_a_say(candidate: _Candidate, call: ModelCall) -> bool:
         _outputs_with(candidate, call, changed) for changed in (maps, with_noise(maps, 1))
     )
     # Both are the same single pass, so hardly anything but the noise can tell them apart.
-    tolerance = unit_of_rounding(before) * float(before.abs().max())
-    return bool(((after - before).abs() > tolerance).any())
+    tolerance = unit_of_rounding(before) * device_sync.as_float(before.abs().max())
+    return device_sync.is_true(((after - before).abs() > tolerance).any())
 
 
 def _outputs_with(candidate: _Candidate, call: ModelCall, maps: Tensor) -> Tensor:

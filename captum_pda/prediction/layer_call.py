@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_pda.basics import device_sync
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, map_layout
 from captum_pda.prediction.model_call import ModelCall
@@ -152,8 +153,9 @@ def _agree(outputs: Tensor, expected: Tensor) -> bool:
     if outputs.shape != expected.shape:
         return False
     tolerance = min(ROUNDINGS * unit_of_rounding(expected), AT_MOST)
-    size = float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
-    return torch.allclose(outputs, expected, 0, tolerance * size, equal_nan=True)
+    size = device_sync.as_float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
+    close = torch.isclose(outputs, expected, 0, tolerance * size, equal_nan=True)
+    return device_sync.is_true(close.all())
 
 
 def unit_of_rounding(outputs: Tensor) -> float:

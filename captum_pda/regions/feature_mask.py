@@ -35,8 +35,8 @@ class FeatureMaskRegions:
     """
 
     def __init__(self, mask: Tensor) -> None:
-        labels, numbers = torch.unique(mask, return_inverse=True)
-        numbers = numbers.reshape(mask.shape).cpu()
+        labels, numbers = torch.unique(mask.cpu(), return_inverse=True)
+        numbers = numbers.reshape(mask.shape)
         self.space = tuple(mask.shape[1:])
         low, high = _extents(numbers, len(labels))
         sides = _alike((high - low).max(axis=0), self.space)
@@ -105,6 +105,7 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
             f"{name} has shape {tuple(mask.shape)} for inputs of {tuple(inputs.shape)}; expected "
             f"(1 or {len(inputs)}, 1 or {inputs.shape[1]}, *{tuple(inputs.shape[2:])})"
         )
+    mask = mask.cpu()  # once, since regions are worked out there
     if not bool((mask == mask[:, :1]).all()):
         raise ValueError(
             f"{name} has other regions in one channel than in another; all channels of a pixel are "

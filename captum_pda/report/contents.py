@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda.basics.device_sync import in_double
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.measures import Measure, WeightOfEvidence
@@ -105,8 +106,8 @@ class _Adding:
     def _part(self, part: EvidencePart) -> dict[str, Any]:
         """What regions say in one context: scores as differences from those before the change."""
         example, columns = self.explained.number, list(self.classes.columns)
-        reference = part.reference[example, columns].double()
-        scores = part.scores[example][:, columns].double().T
+        reference = in_double(part.reference[example, columns])
+        scores = in_double(part.scores[example][:, columns]).T
         measure = part.reading.measure
         known: dict[str, Any] = {
             "context": part.context,
@@ -121,7 +122,7 @@ class _Adding:
             gained = before - measure.value(scores)
             known["values"] = self._add_values(gained if part.context == "full" else -gained)
         if part.errors is not None:
-            errors = part.errors[example][:, columns].double().T * measure.slope(scores)
+            errors = in_double(part.errors[example][:, columns]).T * measure.slope(scores)
             known["errors"] = self._add_values(errors)
         return known | self._pictures(part)
 

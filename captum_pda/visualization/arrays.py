@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
+
+from captum_pda.basics.device_sync import in_double
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 #: A tensor (C, H, W), (1, C, H, W) or (H, W), or a NumPy array (H, W, C) or (H, W).
@@ -81,8 +82,7 @@ def to_channels_last(name: str, given: Image) -> Floats:
                 f"{name} has three spatial dimensions, shape {shape}; draw one slice, for example "
                 f"{name}[:, :, 0]"
             )
-        dtype = torch.float64 if given.device.type != "mps" else torch.float32
-        values = given.detach().to(dtype).cpu().numpy().astype(np.float64)
+        values = in_double(given.detach()).cpu().numpy()
         if len(shape) == 4:
             values = values[0]
         if values.ndim == 3:

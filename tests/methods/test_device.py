@@ -1,26 +1,52 @@
-"""Everything happens on the device of the inputs, shown on a pretended one."""
+"""Everything happens on the device of the inputs, shown on two pretended ones.
+
+One holds values, so that its maps are compared with the CPU's; it also runs the backward pass of
+GradientPDA. The other is PyTorch's own pretence of a graphics card, which has neither.
+"""
+
+import copy
+from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 from conftest import make_convolutional
+from pretended_device import DEVICE, PretendedTensor, pretended_device
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from captum_pda import (
+    PDA,
     ConstantPrior,
     EfficientPDA,
     EmpiricalMeanPrior,
     GaussianPatchPrior,
     GradientPDA,
+    LayerPDA,
     MarginalPrior,
     SampledPDA,
+    diagnostics,
+    strongest_windows,
 )
 from captum_pda.basics import device_sync
-
-# The engine asks for a tensor's address, which a pretended one has not; PyTorch warns of it once.
-pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+from captum_pda.priors.gaussian.thinned_windows import ThinnedWindows
+from captum_pda.report import write_report
+from captum_pda.visualization import visualize_evidence
 
 CUDA = torch.device("cuda")
-PRIORS = ["own", "stationary", "full", "fitted elsewhere", "marginal", "constant", "empirical"]
+#: Windows that are given all pixels around them, and such that are given some.
+SMALL = {"sliding_window_shapes": 8, "strides": 8}
+LARGE = {"sliding_window_shapes": 13, "strides": 10}
+MASK = torch.arange(22)[:, None] // 8 * 2 + torch.arange(23) // 16
+
+PRIORS = {
+    "own": lambda images: None,
+    "stationary": lambda images: GaussianPatchPrior(7).fit(images),
+    "full": lambda images: GaussianPatchPrior(7, "full", "independent").fit(images),
+    "fitted elsewhere": lambda images: GaussianPatchPrior(7).fit(images.cpu()),
+    "marginal": lambda images: MarginalPrior().fit(images),
+    "constant": lambda images: ConstantPrior(0.5),
+    "empirical": lambda images: EmpiricalMeanPrior(GaussianPatchPrior(7).fit(images), 3),
+}
 
 
 @pytest.fixture(params=["dense", "incremental"])
@@ -28,25 +54,180 @@ def engine(request):
     return request.param
 
 
+def make_photos(n_examples=1):
+    return torch.randn(n_examples, 3, 22, 23, generator=torch.Generator().manual_seed(2))
+
+
 @pytest.fixture
-def pretended(monkeypatch):
-    """A device without values: whoever reads a value, or mixes devices, fails.
+def on_device():
+    """Check that a function of a model and images gives on a device what it gives on the CPU, be it
+    one with double precision or, like Apple's, one without."""
 
-    Only the functions of ``captum_pda.basics.device_sync`` may read values; they are replaced and
-    counted here.
-    """
-    reads = []
+    def check(function, n_examples=1):
+        model, images = make_convolutional(), make_photos(n_examples)
+        expected = function(model, images)
+        reads = Counter()
+        for has_double in (True, False):
+            with pretended_device(has_double) as device:
+                actual = function(copy.deepcopy(model).to(DEVICE), images.to(DEVICE))
+            if isinstance(expected, torch.Tensor):
+                assert isinstance(actual, PretendedTensor)
+                assert torch.equal(actual.held, expected)
+            else:
+                assert actual == expected
+            reads += device.reads
+        return reads
 
-    def read(answer):
-        def replaced(*_):
-            reads.append(answer)
-            return answer
+    return check
 
-        return replaced
 
-    monkeypatch.setattr(device_sync, "all_finite", read(True))
-    monkeypatch.setattr(device_sync, "is_true", read(False))
-    monkeypatch.setattr(device_sync, "as_float", read(0.0))
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+def test_every_prior_fills_on_the_inputs_device(on_device, method, prior):
+    on_device(
+        lambda model, images: method(model, PRIORS[prior](images), engine="dense").attribute(
+            images, target=[1, 2], sliding_window_shapes=6, strides=6
+        ),
+        n_examples=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "context"), [(EfficientPDA, "both"), (SampledPDA, "empty"), (SampledPDA, "full")]
+)
+def test_every_context_is_on_the_inputs_device(on_device, method, context, engine):
+    on_device(
+        lambda model, images: method(model, engine=engine).attribute(
+            images, target=1, context=context, **SMALL
+        )
+    )
+
+
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, GradientPDA])
+def test_large_windows_are_filled_on_the_inputs_device(on_device, method):
+    own = ThinnedWindows.explain
+    with mock.patch.object(ThinnedWindows, "explain", autospec=True, side_effect=own) as explain:
+        reads = on_device(lambda model, images: method(model).attribute(images, target=1, **LARGE))
+    assert explain.called
+    # To index by truth, the host would wait for the device.
+    assert not any(name.startswith("aten::index") for name in reads)
+
+
+@pytest.mark.parametrize("context", ["full", "empty"])
+@pytest.mark.parametrize("elsewhere", [True, False], ids=["mask on the CPU", "mask on the device"])
+def test_a_feature_mask_may_be_on_either_device(on_device, context, elsewhere):
+    def explained(model, images):
+        mask = MASK[None, None] if elsewhere else MASK[None, None].to(images.device)
+        return EfficientPDA(model).attribute(images, target=1, feature_mask=mask, context=context)
+
+    on_device(explained)
+
+
+def test_pda_is_on_the_inputs_device(on_device, engine):
+    on_device(lambda model, images: PDA(model, engine=engine).attribute(images, target=1, scales=8))
+
+
+@pytest.mark.parametrize("fitted", [False, True], ids=["the map's mean", "a Gaussian"])
+def test_a_layers_map_is_replaced_on_its_device(on_device, fitted):
+    def explained(model, images):
+        prior = GaussianPatchPrior(7).fit(model[:3](images).detach()) if fitted else None
+        return LayerPDA(model, model[2], prior).attribute(
+            images, target=[1, 2], sliding_window_shapes=6, strides=6
+        )
+
+    on_device(explained, n_examples=2)
+
+
+@pytest.mark.parametrize("pixelwise", [False, True])
+def test_gradients_are_computed_and_used_on_the_inputs_device(on_device, pixelwise):
+    on_device(
+        lambda model, images: GradientPDA(model).attribute(
+            images, target=[1, 2], pixelwise=pixelwise, **SMALL
+        ),
+        n_examples=2,
+    )
+
+
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+def test_evidence_is_kept_on_the_inputs_device(on_device, method):
+    on_device(
+        lambda model, images: method(model).evidence(images, **SMALL).contrast(1, 2),
+    )
+
+
+TOOLS = {
+    "strongest_windows": lambda model, images: strongest_windows(
+        EfficientPDA(model).evidence(images, **SMALL), 1
+    ),
+    "conditional_mean_error": lambda model, images: diagnostics.conditional_mean_error(
+        EfficientPDA(model), images, n_samples=2
+    ),
+    "sampling_convergence": lambda model, images: diagnostics.sampling_convergence(
+        EfficientPDA(model), images, n_samples=2, repeats=2
+    ),
+    "activation_statistics": lambda model, images: diagnostics.activation_statistics(
+        EfficientPDA(model), images, model[2], n_samples=2
+    ),
+    "algorithm_agreement": lambda model, images: diagnostics.algorithm_agreement(
+        EfficientPDA(model), images, n_samples=2, **SMALL
+    ),
+    "faithfulness_curves": lambda model, images: diagnostics.faithfulness_curves(
+        model, images, images[:, :1], n_steps=2
+    ),
+    "symmetric_relevance_gain": lambda model, images: diagnostics.symmetric_relevance_gain(
+        model, images, images[:, :1], n_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_works_on_a_device(on_device, tool):
+    on_device(lambda model, images: str(TOOLS[tool](model, images)))
+
+
+def test_evidence_of_a_device_is_drawn_and_reported(on_device, tmp_path):
+    def page(model, images):
+        evidence = SampledPDA(model).evidence(images, **SMALL)
+        visualize_evidence(evidence.attribution(1)[0], images[0])
+        return write_report(evidence, tmp_path / "why.html").read_text()
+
+    on_device(page)
+
+
+def test_values_are_read_back_as_often_for_many_windows_as_for_few(engine):
+    model, images = make_convolutional(), make_photos()
+    counts = []
+    with pretended_device() as device:
+        model, images = model.to(DEVICE), images.to(DEVICE)
+        for strides in (4, 2):
+            device.reads.clear()
+            EfficientPDA(model, ConstantPrior(), engine=engine).attribute(
+                images, target=1, sliding_window_shapes=4, strides=strides, perturbations_per_eval=2
+            )
+            counts.append(device.reads.total())
+    assert counts[0] == counts[1]
+    assert counts[0] < 10
+
+
+def test_the_pretended_device_would_catch_a_mix_a_read_and_double_precision():
+    with pretended_device(has_double=False) as device:
+        ones = torch.ones(3, device=DEVICE)
+        with pytest.raises(RuntimeError, match="one device"):
+            ones + torch.ones(3)
+        with pytest.raises(TypeError, match=r"no torch\.float64"):
+            ones.double()
+        for read in (lambda: float(ones[0]), ones.cpu, lambda: ones[ones > 0], ones.nonzero):
+            device.reads.clear()
+            read()
+            assert device.reads.total() == 1
+
+
+@pytest.fixture
+def graphics_card(monkeypatch):
+    """PyTorch's pretended graphics card: whoever reads a value, or mixes devices, fails."""
+    monkeypatch.setattr(device_sync, "all_finite", lambda *_: True)
+    monkeypatch.setattr(device_sync, "is_true", lambda *_: False)
+    monkeypatch.setattr(device_sync, "as_float", lambda *_: 0.0)
     monkeypatch.setattr(device_sync, "generator_for", lambda *_: torch.Generator())
     with FakeTensorMode(allow_non_fake_inputs=False):
         try:
@@ -55,82 +236,19 @@ def pretended(monkeypatch):
             if "CUDA error" not in str(error):
                 raise
             pytest.skip("this PyTorch needs a driver even to pretend a graphics card")
-        yield reads
+        with CUDA:
+            model = make_convolutional()
+        yield model
 
 
-def model_on_device():
-    with CUDA:
-        return make_convolutional()
-
-
-def forward_only(forward, inputs, *_):
-    """Stands for a backward pass, which needs a real device."""
-    forward(*inputs)
-    return tuple(torch.ones_like(tensor) for tensor in inputs)
-
-
-def priors(images):
-    return {
-        "own": None,
-        "stationary": GaussianPatchPrior(7).fit(images),
-        "full": GaussianPatchPrior(7, covariance="full", channels="independent").fit(images),
-        "fitted elsewhere": GaussianPatchPrior(7).fit(images.cpu()),
-        "marginal": MarginalPrior().fit(images),
-        "constant": ConstantPrior(0.5),
-        "empirical": EmpiricalMeanPrior(GaussianPatchPrior(7).fit(images), 3),
-    }
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_maps_are_made_on_the_inputs_device(pretended, method, prior, engine):
-    model = model_on_device()
-    images = torch.randn(2, 3, 20, 21, device=CUDA)
-    pda = method(model, priors(images)[prior], engine=engine)
-    attributions = pda.attribute(images, target=[1, 2], sliding_window_shapes=4, strides=4)
-    assert attributions.device.type == "cuda"
-    assert attributions.shape == images.shape
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_gradients_are_used_on_the_inputs_device(pretended, prior):
-    images = torch.randn(2, 3, 20, 21, device=CUDA)
-    pda = GradientPDA(model_on_device(), priors(images)[prior])
-    pda.gradient_func = forward_only
-    for pixelwise in (False, True):
-        attributions = pda.attribute(
-            images,
-            target=[1, 2],
-            sliding_window_shapes=4,
-            strides=4,
-            pixelwise=pixelwise,
+# The engine asks for a tensor's address, which a pretended one has not; PyTorch warns of it once.
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("method", "windows"), [(EfficientPDA, SMALL), (SampledPDA, LARGE)])
+def test_maps_are_made_on_a_graphics_card(graphics_card, method, windows, engine):
+    images = torch.randn(1, 3, 22, 23, device=CUDA)
+    for context in ("full", "empty"):
+        attributions = method(graphics_card, engine=engine).attribute(
+            images, target=1, context=context, **windows
         )
         assert attributions.device.type == "cuda"
-
-
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_evidence_is_kept_on_the_inputs_device(pretended, method, engine):
-    model = model_on_device()
-    images = torch.randn(2, 3, 20, 21, device=CUDA)
-    evidence = method(model, engine=engine).evidence(images, sliding_window_shapes=4, strides=4)
-    assert evidence.parts[0].scores.device.type == "cuda"
-    assert evidence.contrast(1, 2).device.type == "cuda"
-
-
-def test_values_are_read_back_as_often_for_many_windows_as_for_few(pretended, engine):
-    model = model_on_device()
-    images = torch.randn(1, 3, 20, 21, device=CUDA)
-    counts = []
-    for strides in (4, 1):
-        pretended.clear()
-        EfficientPDA(model, ConstantPrior(), engine=engine).attribute(
-            images, target=1, sliding_window_shapes=4, strides=strides, perturbations_per_eval=2
-        )
-        counts.append(len(pretended))
-    assert counts[0] == counts[1]
-    assert counts[0] < 10
-
-
-def test_the_pretended_device_would_catch_a_mix(pretended):
-    with pytest.raises(RuntimeError, match="device"):
-        torch.ones(3, device=CUDA) + torch.ones(3)
+        assert attributions.shape == images.shape

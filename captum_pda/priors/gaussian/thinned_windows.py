@@ -68,8 +68,7 @@ class ThinnedWindows:
         numbers = np.where(inside, places @ row_major_steps(space), 0)
         values = in_double(pixels[torch.from_numpy(numbers).to(pixels.device)])
         values = values.to(self._mean.device) - self._mean.reshape(-1)
-        values[torch.from_numpy(~inside).to(values.device)] = 0
-        return values, inside
+        return values.masked_fill_(_outside(inside, values), 0), inside
 
     def explain(self, deviation: Tensor, inside: Booleans) -> tuple[Tensor, Tensor]:
         """What nodes say of a region.
@@ -93,8 +92,7 @@ class ThinnedWindows:
         for number, example in enumerate(first):
             members = torch.from_numpy(np.flatnonzero(which.reshape(-1) == number))
             members = members.to(weights.device)
-            given = torch.from_numpy(inside[example]).to(weights.device)
-            given = given.repeat_interleave(channels if joint else 1)
+            given = inside[example].repeat(channels if joint else 1)
             solve = self._solve if self._alone else self._without
             weights[:, :, members] = solve(by_group[:, :, members], weights[:, :, members], given)
         count = torch.from_numpy(inside.sum(axis=1)).clamp_min(1).to(weights.device)
@@ -126,7 +124,7 @@ class ThinnedWindows:
             for places in (region.nodes + region.before, region.shape.places + region.before)
         )
         at_nodes = in_double(at_nodes).to(self._mean.device)
-        at_nodes[:, torch.from_numpy(~inside).to(at_nodes.device)] = 0
+        at_nodes.masked_fill_(_outside(inside, at_nodes), 0)
         explained, _ = self.explain(at_nodes, inside)
         return in_double(own).to(explained.device) - explained
 
@@ -146,8 +144,9 @@ class ThinnedWindows:
         """The mean of each channel, (C,)."""
         return moved_like(self._mean.reshape(-1), values)
 
-    def _solve(self, deviation: Tensor, weights: Tensor, given: Tensor) -> Tensor:
+    def _solve(self, deviation: Tensor, weights: Tensor, inside: Booleans) -> Tensor:
         """S_ii^-1 d_i of (groups, S, W, values), and zero for the others."""
+        given = _places(inside, weights)
         own = self._own[:, given][:, :, given]
         factor = loaded_factor(own, self._loading)
         some = deviation[..., given]
@@ -155,9 +154,9 @@ class ThinnedWindows:
         weights[..., given] = solved.reshape(some.shape)
         return weights
 
-    def _without(self, deviation: Tensor, weights: Tensor, given: Tensor) -> Tensor:
+    def _without(self, deviation: Tensor, weights: Tensor, inside: Booleans) -> Tensor:
         """The same from P d of (groups, S, W, values), where P is the inverse of all of S_nn."""
-        left_out = ~given
+        left_out = _places(~inside, weights)
         among = self._inverse[:, left_out][:, :, left_out]
         factor, _ = torch.linalg.cholesky_ex(among)
         theirs = weights[..., left_out].flatten(1, 2)
@@ -165,3 +164,13 @@ class ThinnedWindows:
         rest = weights - (solved @ self._inverse[:, left_out]).reshape(weights.shape)
         rest[..., left_out] = 0
         return rest
+
+
+def _places(chosen: Booleans, like: Tensor) -> Tensor:
+    """The numbers of the chosen values. To index by truth, the host would wait for the device."""
+    return torch.from_numpy(np.flatnonzero(chosen)).to(like.device)
+
+
+def _outside(inside: Booleans, like: Tensor) -> Tensor:
+    """Which nodes are outside the input, (W, nodes, 1)."""
+    return torch.from_numpy(~inside).to(like.device).unsqueeze(-1)
