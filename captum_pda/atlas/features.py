@@ -54,7 +54,7 @@ def features_in(
 
 def _shares(start: int, width: int, size: int, places: int) -> Tensor:
     """How much of a window lies in each place along an axis; adds up to 1."""
-    edges = torch.arange(places + 1) * (size / places)
+    edges = torch.arange(places + 1, device="cpu") * (size / places)
     inside = edges[1:].clamp(max=start + width) - edges[:-1].clamp(min=start)
     return inside.clamp(min=0) / width
 

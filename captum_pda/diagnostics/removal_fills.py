@@ -52,7 +52,7 @@ class LinearFill:
 
     def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
         """A fill for each row of what is seen, (K, C, *space)."""
-        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0), device="cpu")
         spread = self.noise * image.std()
         return linear_imputation(image, seen) + spread * device_sync.moved_like(noise, image)
 

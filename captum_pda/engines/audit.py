@@ -252,7 +252,7 @@ def _difference(found: Tensor, expected: Tensor) -> Tensor:
 def _jittered(values: Tensor, eps: float, seed: int) -> Tensor:
     """Values that are each a unit of rounding larger, smaller or the same."""
     generator = torch.Generator().manual_seed(seed)
-    steps = torch.randint(-1, 2, values.shape, generator=generator).to(values.device)
+    steps = torch.randint(-1, 2, values.shape, generator=generator, device="cpu").to(values.device)
     return values * (1 + eps * steps).to(values.dtype)
 
 

@@ -168,7 +168,7 @@ def unit_of_rounding(outputs: Tensor) -> float:
 def with_noise(maps: Tensor, n_copies: int) -> Tensor:
     """Copies of maps (1, C, *space) that differ at every place, always in the same way."""
     generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(n_copies, *maps.shape[1:], generator=generator).to(maps)
+    noise = torch.randn(n_copies, *maps.shape[1:], generator=generator, device="cpu").to(maps)
     scale = maps.float().std().nan_to_num(1).clamp_min(0.1).to(maps)
     return maps + scale * noise
 

@@ -59,7 +59,7 @@ def masked_columns(
                 f"of shape {places}; give a mask of that shape"
             )
         first = _column((target[0], *(0 for _ in places)), output_shape, name)
-        mask = torch.zeros(output_shape, dtype=torch.bool)
+        mask = torch.zeros(output_shape, dtype=torch.bool, device="cpu")
         mask[first // math.prod(places)] = torch.as_tensor(target[1]).cpu()
     elif not _is_mask(target):
         return None

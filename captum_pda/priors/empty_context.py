@@ -126,7 +126,9 @@ def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
     """How much is seen of each pixel of each box, (W, *box)."""
     hidden = windows.hidden
     if hidden is None:
-        seen = torch.ones((len(windows), *(1 for _ in boxes.space)), dtype=torch.float64)
+        seen = torch.ones(
+            (len(windows), *(1 for _ in boxes.space)), dtype=torch.float64, device="cpu"
+        )
     else:
         seen = hidden.cpu().to(torch.float64)
     for axis in range(len(boxes.space)):

@@ -88,7 +88,7 @@ class FeatureMaskRegions:
         corners = np.minimum(self._low[row, start:stop], np.subtract(self.space, window))
         placed = PlacedWindows(self.space, window, corners, first=start)
         within = self._numbers[row].reshape(-1)[placed.pixels()]
-        hidden = within == torch.arange(start, stop).unsqueeze(1)
+        hidden = within == torch.arange(start, stop, device="cpu").unsqueeze(1)
         return PlacedWindows(self.space, window, corners, hidden.reshape(-1, *window), first=start)
 
 

@@ -91,7 +91,7 @@ class _Adding:
         shapes = np.concatenate([np.tile(windows.window, (len(windows), 1)) for windows in boxes])
         owner = None
         if any(windows.hidden is not None for windows in boxes):
-            numbers = torch.arange(len(regions), dtype=torch.float64)
+            numbers = torch.arange(len(regions), dtype=torch.float64, device="cpu")
             rows = numbers.expand(len(self.evidence.scores), -1)
             owner = self.block.add(regions.average(rows)[self.explained.number], "int32")
         return {

@@ -194,6 +194,28 @@ def test_evidence_of_a_device_is_drawn_and_reported(on_device, tmp_path):
     on_device(page)
 
 
+DEFAULTS = {
+    "windows": lambda model, images: EfficientPDA(model).attribute(
+        images, target=1, context="both", **SMALL
+    ),
+    "large windows": lambda model, images: SampledPDA(model).attribute(images, target=1, **LARGE),
+    "mask": lambda model, images: EfficientPDA(model).attribute(
+        images, target=1, feature_mask=MASK[None, None]
+    ),
+    "layer": lambda model, images: LayerPDA(model).attribute(images, target=1),
+}
+
+
+@pytest.mark.parametrize("case", DEFAULTS)
+def test_a_default_device_changes_nothing(case):
+    """As after ``torch.set_default_device("cuda")``: what is worked out on the CPU stays there."""
+    model, images = make_convolutional(), make_photos()
+    expected = DEFAULTS[case](model, images)
+    with pretended_device(), torch.device(DEVICE):
+        actual = DEFAULTS[case](model.to(DEVICE), images.to(DEVICE))
+    assert torch.equal(actual.held, expected)
+
+
 def test_values_are_read_back_as_often_for_many_windows_as_for_few(engine):
     model, images = make_convolutional(), make_photos()
     counts = []

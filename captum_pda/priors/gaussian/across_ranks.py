@@ -53,7 +53,9 @@ def merge_moments(
     # A rank that has seen nothing has sums of zero, about any origin.
     sums = own[0].sums_about(origin) if own else moments.sums_about(moments.origin)
     moments.set_sums(origin, _sum_at_once(sums, ranks))
-    low, high = own[1] if own else torch.full((2, channels), -torch.inf, dtype=torch.float64)
+    low, high = (
+        own[1] if own else torch.full((2, channels), -torch.inf, dtype=torch.float64, device="cpu")
+    )
     extremes = ranks.largest(torch.stack([-low if own else low, high]))
     return moments, torch.stack([-extremes[0], extremes[1]])
 

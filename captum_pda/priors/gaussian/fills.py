@@ -280,7 +280,7 @@ class GaussianFills:
         """The numbers of some places' values among those of a patch that vary together."""
         numbers = torch.from_numpy(np.ravel_multi_index(tuple(places.T), patch))
         channels = self._values_per_pixel
-        return (numbers[:, None] * channels + torch.arange(channels)).flatten()
+        return (numbers[:, None] * channels + torch.arange(channels, device="cpu")).flatten()
 
     @property
     def _values_per_pixel(self) -> int:

@@ -79,6 +79,6 @@ def alike_regions(regions: Windows, hidden: Tensor) -> Iterator[AlikeRegions]:
         yield AlikeRegions(
             shape,
             PlacedWindows(regions.space, shape.window, corners, first=regions.first),
-            torch.tensor(numbers),
+            torch.tensor(numbers, device="cpu"),
             torch.from_numpy(inside),
         )

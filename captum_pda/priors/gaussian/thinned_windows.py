@@ -134,7 +134,8 @@ class ThinnedWindows:
         place = self.region.nodes[:1]
         variances = self._moments.covariance(place, place).diagonal(dim1=1, dim2=2)
         count = self._cross.shape[2]
-        chosen = torch.linspace(0, count - 1, min(count, LOOKED_AT)).long().to(variances.device)
+        chosen = torch.linspace(0, count - 1, min(count, LOOKED_AT), device="cpu").long()
+        chosen = chosen.to(variances.device)
         cross = self._cross[:, :, chosen]
         explained = cross * torch.cholesky_solve(cross, loaded_factor(self._own, self._loading))
         own = variances[:, chosen % variances.shape[1]]
