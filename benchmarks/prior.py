@@ -4,6 +4,7 @@ python benchmarks/prior.py means     # conditional means of large windows: all o
 python benchmarks/prior.py samples   # samples of 56x56 windows, the same
 python benchmarks/prior.py volumes   # 8x8x8 windows in a volume, the same
 python benchmarks/prior.py share     # the prior's share of a map of several sizes
+python benchmarks/prior.py volume-share  # its share of a map of a volume
 
 Photos may follow; without any, two that come with scikit-image are used.
 
@@ -123,14 +124,19 @@ def samples(scale: Scale, paths: list[str]) -> None:
     )
 
 
-def volumes(scale: Scale, paths: list[str]) -> None:
-    """Conditional means in a volume whose power falls as a photo's does."""
-    side, window = scale.volume
+def smooth_volume(side: int) -> Tensor:
+    """A volume (1, side, side, side) whose power falls as a photo's does."""
     noise = torch.fft.fftn(
         torch.randn(side, side, side, generator=torch.Generator().manual_seed(0))
     )
     axes = torch.meshgrid(*[torch.fft.fftfreq(side) * side] * 3, indexing="ij")
-    volume = torch.fft.ifftn(noise / (1 + sum(axis**2 for axis in axes))).real.unsqueeze(0)
+    return torch.fft.ifftn(noise / (1 + sum(axis**2 for axis in axes))).real.unsqueeze(0)
+
+
+def volumes(scale: Scale, paths: list[str]) -> None:
+    """Conditional means in a volume, fit included."""
+    side, window = scale.volume
+    volume = smooth_volume(side)
     grid = WindowGrid((side,) * 3, (window,) * 3, (window,) * 3)
     times = {
         name: cpu_seconds(
@@ -169,6 +175,37 @@ def share(scale: Scale, paths: list[str]) -> None:
     )
 
 
+def volume_share(scale: Scale, paths: list[str]) -> None:
+    """The prior's part of a map of a volume, with a small network of three dimensions."""
+    side, window = scale.volume
+    volume, model = smooth_volume(side), volume_network()
+    for stride, engine in ((window, "dense"), (window // 2, "incremental")):
+        grid = WindowGrid((side,) * 3, (window,) * 3, (stride,) * 3)
+        pda = EfficientPDA(model, engine=engine)
+
+        def prior_alone(grid: WindowGrid = grid) -> None:
+            prior = prior_for(None, "conditional_mean", volume, grid.window)
+            prior.conditional_mean(volume, grid)
+
+        alone = cpu_seconds(prior_alone)
+        whole = cpu_seconds(lambda pda=pda, grid=grid: pda.evidence(volume[None], windows=grid))
+        print(
+            f"{len(grid)} windows of {grid.window}, {engine}: the prior {alone:.2f} s of "
+            f"{whole:.2f} s, {alone / whole:.0%}"
+        )
+
+
+def volume_network() -> torch.nn.Module:
+    """Three blocks of 16, 32 and 64 channels, as a first network for scans has them."""
+    torch.manual_seed(0)
+    layers: list[torch.nn.Module] = []
+    for given, made in ((1, 16), (16, 32), (32, 64)):
+        layers += [torch.nn.Conv3d(given, made, 3, padding=1), torch.nn.BatchNorm3d(made)]
+        layers += [torch.nn.ReLU(), torch.nn.MaxPool3d(2)]
+    head = torch.nn.AdaptiveAvgPool3d(1), torch.nn.Flatten(), torch.nn.Linear(64, 3)
+    return torch.nn.Sequential(*layers, *head).eval()
+
+
 def network() -> torch.nn.Module:
     """EfficientNet-lite0 where it is installed, otherwise MobileNetV2 with random weights."""
     try:
@@ -182,7 +219,13 @@ def network() -> torch.nn.Module:
     return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
 
 
-COMMANDS = {"means": means, "samples": samples, "volumes": volumes, "share": share}
+COMMANDS = {
+    "means": means,
+    "samples": samples,
+    "volumes": volumes,
+    "share": share,
+    "volume-share": volume_share,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -21,9 +21,13 @@ Booleans = npt.NDArray[np.bool_]
 SPACINGS = (
     {1: 1, 2: 2, 3: 3, 4: 4, 8: 8, 16: 16},
     {1: 1, 2: 2, 4: 4, 8: 8, 16: 16},
+    {1: 1, 2: 4, 4: 4, 8: 8, 16: 16},
     {1: 2, 2: 4, 4: 4, 8: 8, 16: 16},
     *({1: 2 * times, 4: 4 * times, 16: 16 * times} for times in (1, 2, 4, 8, 16)),
 )
+#: The first of them in a volume, whose next pixels are many and leave little to say to others: for
+#: 8x8x8 half the time, and 1 to 4% more error.
+FIRST_IN_VOLUMES = 2
 #: Values that are conditioned on at most, where one of the spacings leaves no more.
 MOST_NODE_VALUES = 1400
 #: How deep inside a region the mean is worked out at every pixel, and how far apart beyond.
@@ -59,7 +63,7 @@ class ThinnedRegion:
         mask = np.zeros(self.patch, dtype=np.bool_)
         mask[tuple(map(slice, self.before, self.before + self.shape.window))] = self.shape.mask
         kept = mask
-        for spacings in SPACINGS:
+        for spacings in SPACINGS[FIRST_IN_VOLUMES if len(self.patch) > 2 else 0 :]:
             kept = self._kept(mask, spacings)
             if kept.sum() * self.channels <= MOST_NODE_VALUES:
                 break

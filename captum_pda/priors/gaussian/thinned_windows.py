@@ -93,7 +93,8 @@ class ThinnedWindows:
             members = torch.from_numpy(np.flatnonzero(which.reshape(-1) == number))
             members = members.to(weights.device)
             given = inside[example].repeat(channels if joint else 1)
-            solve = self._solve if self._alone else self._without
+            # Whichever system is smaller: of those that are given, or of those that are left out.
+            solve = self._solve if self._alone or given.mean() < 0.5 else self._without
             weights[:, :, members] = solve(by_group[:, :, members], weights[:, :, members], given)
         count = torch.from_numpy(inside.sum(axis=1)).clamp_min(1).to(weights.device)
         energy = (weights * by_group).sum(dim=3) / (count * (channels if joint else 1))
@@ -148,21 +149,24 @@ class ThinnedWindows:
     def _solve(self, deviation: Tensor, weights: Tensor, inside: Booleans) -> Tensor:
         """S_ii^-1 d_i of (groups, S, W, values), and zero for the others."""
         given = _places(inside, weights)
-        own = self._own[:, given][:, :, given]
+        own = self._own[:, given[:, None], given]
         factor = loaded_factor(own, self._loading)
         some = deviation[..., given]
         solved = torch.cholesky_solve(some.flatten(1, 2).mT, factor).mT
+        weights = torch.zeros_like(weights)
         weights[..., given] = solved.reshape(some.shape)
         return weights
 
     def _without(self, deviation: Tensor, weights: Tensor, inside: Booleans) -> Tensor:
         """The same from P d of (groups, S, W, values), where P is the inverse of all of S_nn."""
         left_out = _places(~inside, weights)
-        among = self._inverse[:, left_out][:, :, left_out]
-        factor, _ = torch.linalg.cholesky_ex(among)
+        factor, _ = torch.linalg.cholesky_ex(self._inverse[:, left_out[:, None], left_out])
         theirs = weights[..., left_out].flatten(1, 2)
-        solved = torch.cholesky_solve(theirs.mT, factor).mT
-        rest = weights - (solved @ self._inverse[:, left_out]).reshape(weights.shape)
+        solved = torch.zeros_like(weights)
+        solved[..., left_out] = torch.cholesky_solve(theirs.mT, factor).mT.reshape(
+            *weights.shape[:3], -1
+        )
+        rest = weights - (solved.flatten(1, 2) @ self._inverse).reshape(weights.shape)
         rest[..., left_out] = 0
         return rest
 
