@@ -7,6 +7,7 @@ import torch
 from conftest import make_images
 
 from captum_pda import GaussianPatchPrior, WindowGrid
+from captum_pda.priors.gaussian import factoring_cost
 from captum_pda.priors.gaussian import fills as gaussian_fills
 from captum_pda.priors.gaussian.region_shapes import RegionShape
 from captum_pda.priors.gaussian.stationary_draws import StationaryDraws
@@ -222,3 +223,28 @@ def test_single_and_half_precision(thinned):
         assert prior.sample(image.to(dtype), grid, 2).dtype == dtype
         tolerance = 30 * torch.finfo(dtype).eps
         torch.testing.assert_close(fills.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("options", "cheaper"), [({"exact": True}, "exact"), ({"covariance": "full"}, "covariance=")]
+)
+def test_a_prior_that_takes_minutes_says_so_before_it_begins(monkeypatch, options, cheaper):
+    image, grid = make_images(1, 1, 24, 24), WindowGrid((24, 24), (3, 3), (3, 3))
+    prior = GaussianPatchPrior(9, **options).fit(image)
+    prior.conditional_mean(image[0], grid)  # takes no time, and warns of nothing
+    monkeypatch.setattr(factoring_cost, "MULTIPLICATIONS_PER_SECOND", 100.0)
+    monkeypatch.setattr(gaussian_fills, "inverse_pays", lambda *_: False)
+    monkeypatch.setattr(gaussian_fills, "Conditional", lambda *_: pytest.fail("has begun"))
+    prior = GaussianPatchPrior(9, **options).fit(image)
+    with pytest.raises(UserWarning, match=f"9 covariances of 72 values.*{cheaper}"):
+        prior.conditional_mean(image[0], grid)
+
+
+def test_a_long_prior_warns_once(monkeypatch):
+    image, grid = make_images(1, 1, 24, 24), WindowGrid((24, 24), (3, 3), (3, 3))
+    monkeypatch.setattr(factoring_cost, "MULTIPLICATIONS_PER_SECOND", 100.0)
+    monkeypatch.setattr(gaussian_fills, "inverse_pays", lambda *_: False)
+    prior = GaussianPatchPrior(9, exact=True).fit(image)
+    with pytest.warns(UserWarning, match="will take a while"):
+        prior.conditional_mean(image[0], grid)
+    prior.conditional_mean(image[0], grid)  # a warning would be an error here

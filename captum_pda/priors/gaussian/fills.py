@@ -12,6 +12,7 @@ from torch import Tensor
 
 from captum_pda.basics.device_sync import moved_like
 from captum_pda.priors.gaussian.conditioning import MOST_FACTORED_VALUES, Conditional
+from captum_pda.priors.gaussian.factoring_cost import warn_if_long
 from captum_pda.priors.gaussian.fill_options import Draws, FillOptions
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.priors.gaussian.operator_windows import OperatorWindows
@@ -61,6 +62,7 @@ class GaussianFills:
         self._options = options
         self._remembered = Remembered()
         self._patches = WholePatches(moments, options.regularization)
+        self._was_told = False
 
     def fill(self, example: Tensor, regions: Windows, draws: Draws) -> Tensor:
         """Fills (S, W, C, *window) of regions of one example (C, *space)."""
@@ -116,10 +118,20 @@ class GaussianFills:
         for group in outer_patches(surroundings.regions, surroundings.patch):
             (few if self._are_few(surroundings, group, draws) else many).append(group)
         precision = self._precision(surroundings, few)
+        self._tell_cost(surroundings, many if precision is not None else [*few, *many])
         if precision is not None:
             self._fill_with(precision, few, fills, surroundings, draws)
         for group in many if precision is not None else [*few, *many]:
             self._fill_group(fills, surroundings, group, draws)
+
+    def _tell_cost(self, surroundings: Surroundings, groups: Sequence[OuterPatchGroup]) -> None:
+        """Warn, once, where each of many places has a large factor of its own."""
+        if self._was_told or not groups:
+            return
+        self._was_told = True
+        ring, _ = self._counts(surroundings)
+        n_factors = groups[0].places * (1 if self._moments.joint else surroundings.pixels.shape[1])
+        warn_if_long(n_factors, ring, surroundings.pixels.device, self._options.exact)
 
     def _are_few(self, surroundings: Surroundings, group: OuterPatchGroup, draws: Draws) -> bool:
         """Whether windows at this place do not repay an operator of their own."""
