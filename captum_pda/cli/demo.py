@@ -125,7 +125,7 @@ def tell(shown: Demonstration, classifier: Classifier, say: Any) -> None:
 
 def draw(classifier: Classifier, photos: list[Demonstration]) -> Figure:
     """A row for each photo: its strongest regions, our maps, and Captum's."""
-    figure = Figure(figsize=(15, 4.2 * len(photos)), layout="constrained")
+    figure = Figure(figsize=(15, 4.7 * len(photos)), layout="compressed")
     rows = figure.subplots(len(photos), 5, squeeze=False)
     for panels, shown in zip(rows, photos, strict=True):
         _draw_row(figure, list(panels), classifier, shown)

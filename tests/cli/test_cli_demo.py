@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 
+from captum_pda.cli import demo
 from captum_pda.cli.explanation import Answer
 from captum_pda.cli.main import main
 from captum_pda.cli.words import answer_lines, place, top_classes, window_words
@@ -15,8 +19,13 @@ from captum_pda.evidence.strongest import StrongWindow
 
 
 @pytest.mark.slow
-def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real thing, with as few windows as there can be."""
+    drawn: list[Any] = []
+    draw = demo.draw
+    monkeypatch.setattr(demo, "draw", lambda *given: (drawn.extend(given), draw(*given))[1])
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo.png")]) == 0
     said = capsys.readouterr()
     assert "PDA: 99 windows" in said.err
@@ -28,6 +37,20 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert picture.width > 1000
         # Red, blue and plenty of white: something was drawn.
         assert len(picture.convert("RGB").getcolors(2**24)) > 1000
+    classifier, photos = drawn
+    check_words(draw(classifier, photos * 2))
+
+
+def check_words(figure: Figure) -> None:
+    """What is written lies within the picture, and nothing over anything else."""
+    FigureCanvasAgg(figure).draw()
+    written = [axes.title for axes in figure.axes] + [axes.xaxis.label for axes in figure.axes]
+    boxes = [text.get_window_extent() for text in written if text.get_text()]
+    assert len(boxes) == 2 * (5 + 5 + 4)
+    for number, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+        assert not any(box.overlaps(other) for other in boxes[:number])
 
 
 @pytest.mark.parametrize(
