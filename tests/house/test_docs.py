@@ -12,7 +12,7 @@ import captum_pda
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "docs/recipes").glob("*.md") if path.stem != "index")
 PAGES = [
-    pytest.param(ROOT / "README.md", marks=pytest.mark.slow),  # a whole ResNet18, twice
+    ROOT / "README.md",
     *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors")),
 ]
 #: What a recipe needs beyond the library and its own tests.
