@@ -59,25 +59,6 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def compiled_from(model: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What ``torch.compile`` made this from, or None if the model is not a compiled one.
-
-    Layers that were compiled in place (``layer.compile()``) are not meant.
-    """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:  # nothing was compiled yet, and loading the compiler takes seconds
-        return None
-    if isinstance(model, dynamo.OptimizedModule):
-        original: Callable[..., Any] = model._orig_mod
-        return original
-    return getattr(model, "_torchdynamo_orig_callable", None)
-
-
-def is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """Whether ``module.compile()`` was called, of this module itself rather than its children."""
-    return getattr(module, "_compiled_call_impl", None) is not None
-
-
 #: How many blocks are without the compiler now, and what puts it back after the last of them: the
 #: compiler is one for all threads.
 _n_without_compiler = 0
@@ -85,21 +66,37 @@ _eager: Any = None
 _lock = threading.Lock()
 
 
+class _EagerBefore26:
+    """What ``set_stance("force_eager")`` is since PyTorch 2.6: compiled functions run as they were
+    written where ``torch.fx`` says that it traces, if that is not to be an error."""
+
+    def __init__(self) -> None:
+        self._config = sys.modules["torch._dynamo"].config
+        self._fx: Any = sys.modules["torch.fx._symbolic_trace"]
+        self._before = self._config.error_on_nested_fx_trace, self._fx._is_fx_tracing_flag
+        self._set(False, True)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(*self._before)
+
+    def _set(self, is_error: bool, traces: bool) -> None:
+        self._config.error_on_nested_fx_trace = is_error
+        self._fx._is_fx_tracing_flag = traces
+
+
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Within, whatever ``torch.compile`` has made runs as it was written, and nothing is compiled.
-
-    Before PyTorch 2.6 there is no such thing, and the block is run as it is.
-    """
+    """Within, whatever ``torch.compile`` made runs as it was written, and nothing is compiled."""
     global _n_without_compiler, _eager
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is None or "torch._dynamo" not in sys.modules:  # nothing was compiled yet
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled yet
         yield
         return
     with _lock:
         _n_without_compiler += 1
         if _n_without_compiler == 1:
-            _eager = set_stance("force_eager")  # and remembers what the user has set
+            set_stance = getattr(torch.compiler, "set_stance", None)
+            # Either remembers what the user has set.
+            _eager = set_stance("force_eager") if set_stance is not None else _EagerBefore26()
     try:
         yield
     finally:
@@ -110,9 +107,7 @@ def without_compiler() -> Iterator[None]:
 
 
 __all__ = [
-    "compiled_from",
     "default_store",
-    "is_compiled_in_place",
     "make_wrapper_subclass",
     "named_schemas",
     "nn_functions",

@@ -15,9 +15,6 @@ from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda._torch import without_compiler
 
 dynamo = pytest.importorskip("torch._dynamo")
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.compiler, "set_stance"), reason="the compiler can't be kept out"
-)
 IMAGES = make_images(2, 3, 12, 14).float()
 CALL: dict[str, Any] = {"target": 1, "sliding_window_shapes": 4, "strides": 4}
 
@@ -84,12 +81,24 @@ def test_the_incremental_engine_runs_what_a_model_was_compiled_from(kind: str) -
     assert not any("where" in name or "index" in name for name in backend.functions)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "layer" not in kind])
+def test_the_compiler_is_kept_out(kind: str) -> None:
+    backend = Backend()
+    model = compiled(kind, backend)
+    with without_compiler():
+        model(IMAGES)
+    assert not backend.functions
+    model(IMAGES)
+    assert backend.functions
+
+
 @pytest.mark.parametrize("engine", ["dense", "auto"])
 def test_compiled_models_give_the_map_of_the_model(engine: str) -> None:
     found = explain(compiled("module", Backend()), engine)
     torch.testing.assert_close(found, explain(network(), "dense"))
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="there are no stances")
 def test_the_compiler_is_left_as_it_was() -> None:
     backend = Backend()
     model = compiled("module", backend)

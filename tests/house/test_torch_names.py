@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import captum_pda
@@ -173,28 +173,3 @@ def test_the_default_store_counts(tmp_path):
         assert store.add("captum_pda", 3) == 5
     finally:
         dist.destroy_process_group()
-
-
-def test_a_compiled_module_leads_to_the_module_it_was_made_from():
-    """``torch._dynamo.eval_frame.OptimizedModule._orig_mod``."""
-    module = nn.Linear(2, 2)
-    assert _torch.compiled_from(module) is None
-    assert _torch.compiled_from(torch.compile(module, backend="eager")) is module
-
-
-def test_a_compiled_function_leads_to_the_function_it_was_made_from():
-    """``_torchdynamo_orig_callable`` of what ``torch.compile`` makes of a function."""
-
-    def double(x):
-        return 2 * x
-
-    assert _torch.compiled_from(double) is None
-    assert _torch.compiled_from(torch.compile(double, backend="eager")) is double
-
-
-def test_a_module_compiled_in_place_is_known():
-    """``Module._compiled_call_impl``."""
-    module = nn.Linear(2, 2)
-    assert not _torch.is_compiled_in_place(module)
-    module.compile(backend="eager")
-    assert _torch.is_compiled_in_place(module)
