@@ -78,7 +78,10 @@ def test_samples_that_agree_have_no_error():
 # On evidence
 
 
-@pytest.mark.parametrize(("output", "measure"), MEASURED)
+@pytest.mark.parametrize(
+    ("output", "measure"),
+    [MEASURED[0], *(pytest.param(*measured, marks=pytest.mark.slow) for measured in MEASURED[1:])],
+)
 def test_standard_error_is_the_spread_of_repeated_runs(output, measure):
     runs, n_samples = 150, 40
     images = make_images(1, 3, 8, 9)

@@ -354,18 +354,19 @@ def test_gradient_pda_takes_one_forward_and_one_backward_pass(classifier, images
 
 def test_sampled_draws_follow_the_seed_and_nothing_else(classifier, images):
     pda = SampledPDA(classifier)
+    call = {"target": 1, "n_samples": 3, "strides": 3}
     torch.manual_seed(3)
-    first = pda.attribute(images, target=1, n_samples=3)
+    first = pda.attribute(images, **call)
     torch.randn(5)
-    again = pda.attribute(images, target=1, n_samples=3, perturbations_per_eval=5)
+    again = pda.attribute(images, **call, perturbations_per_eval=5)
     torch.testing.assert_close(first, again)
     torch.manual_seed(4)
-    assert not torch.allclose(first, pda.attribute(images, target=1, n_samples=3))
+    assert not torch.allclose(first, pda.attribute(images, **call))
     generator = torch.Generator().manual_seed(0)
-    one = pda.attribute(images, target=1, n_samples=3, generator=generator)
-    two = pda.attribute(images, target=1, n_samples=3, generator=generator)
+    one = pda.attribute(images, **call, generator=generator)
+    two = pda.attribute(images, **call, generator=generator)
     assert not torch.allclose(one, two)
-    same = pda.attribute(images, target=1, n_samples=3, generator=torch.Generator().manual_seed(0))
+    same = pda.attribute(images, **call, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(one, same)
 
 
