@@ -13,8 +13,8 @@ MULTIPLICATIONS_PER_SECOND = 1.2e10
 LONG = 60.0
 
 
-def warn_if_long(n_factors: int, values: int, device: torch.device, exact: bool) -> None:
-    """Tell of factors that will take more than a minute.
+def warn_if_long(n_factors: int, values: int, device: torch.device, exact: bool) -> bool:
+    """Tell of factors that will take more than a minute, and return whether that was so.
 
     Args:
         n_factors: how many covariances are factored.
@@ -23,13 +23,15 @@ def warn_if_long(n_factors: int, values: int, device: torch.device, exact: bool)
         exact: whether every pixel around a window was asked for.
     """
     if double_device(device).type != "cpu":
-        return
+        return False
     each_second = MULTIPLICATIONS_PER_SECOND * torch.get_num_threads()
     seconds = n_factors * values**3 / 3 / each_second
-    if seconds > LONG:
+    is_long = seconds > LONG
+    if is_long:
         cheaper = "exact=False" if exact else "covariance='stationary'"
         warn_user(
             f"the prior will take a while, about {seconds / 60:.0f} min: {n_factors:,} covariances "
             f"of {values:,} values are factored, one for each place of a window in its outer "
             f"patch. {cheaper} takes less, and so does a smaller patch_size or margin."
         )
+    return is_long

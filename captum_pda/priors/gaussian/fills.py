@@ -128,10 +128,10 @@ class GaussianFills:
         """Warn, once, where each of many places has a large factor of its own."""
         if self._was_told or not groups:
             return
-        self._was_told = True
         ring, _ = self._counts(surroundings)
         n_factors = groups[0].places * (1 if self._moments.joint else surroundings.pixels.shape[1])
-        warn_if_long(n_factors, ring, surroundings.pixels.device, self._options.exact)
+        device = surroundings.pixels.device
+        self._was_told = warn_if_long(n_factors, ring, device, self._options.exact)
 
     def _are_few(self, surroundings: Surroundings, group: OuterPatchGroup, draws: Draws) -> bool:
         """Whether windows at this place do not repay an operator of their own."""
