@@ -27,6 +27,10 @@ FIRST = 4
 #: Copies that each engine is timed on. For the dense one about a whole batch of photos, without a
 #: first one, as the model has run before: so they cost what they would in any case.
 TIMED_DENSE, TIMED_INCREMENTAL = 12, 18
+#: From so many copies on the incremental engine is likely, and the dense one gets a glance first: a
+#: small batch, which makes it look slower than it is. That will do where the incremental engine is
+#: no faster even so, or clearly faster.
+MANY, GLANCE, CLEARLY = 256, 4, 2.0
 #: Fewer copies than this are done sooner than a probe pays, whatever the model.
 WORTH_A_PROBE = 64
 #: What a batch of the incremental engine costs beside its copies, in seconds, since it does each
@@ -132,7 +136,8 @@ class PreparedAuto:
             return EngineReport("dense", TOO_FEW)
         report = self._slower_for_smaller(window)
         if report is None:
-            n_copies = min(TIMED_DENSE, max(FIRST, pieces.n_copies // 8))
+            few = min(TIMED_DENSE, max(FIRST, pieces.n_copies // 8))
+            n_copies = few if pieces.n_copies < MANY else GLANCE
             dense_seconds = _seconds_per_copy(self._dense, pieces, n_copies)
             if self._cost_of_a_try(dense_seconds) > self._auto.patience * pieces.n_copies:
                 return EngineReport("dense", TOO_FEW)
@@ -165,6 +170,9 @@ class PreparedAuto:
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"{FAILED}: {error}")
         speed_up = dense_seconds / max(seconds, 1e-9)
+        if pieces.n_copies >= MANY and WORTH_IT <= speed_up < CLEARLY:
+            dense_seconds = _seconds_per_copy(self._dense, pieces, TIMED_DENSE)
+            speed_up = dense_seconds / max(seconds, 1e-9)
         went_dense = dict(engine.prepared.went_dense)
         if speed_up < WORTH_IT:
             return EngineReport("dense", NO_FASTER, speed_up, went_dense)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
+from captum_pda.basics.kept_memory import kept_memory
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
@@ -104,7 +105,8 @@ class Run:
             for chunk in own
         )
         warns = execution.ranks.rank == 0
-        with ProgressBar(total, execution.title, task.seconds_per_pass, warns) as bar:
+        bar_of_all = ProgressBar(total, execution.title, task.seconds_per_pass, warns)
+        with kept_memory(), bar_of_all as bar:
             for scene in task.scenes():
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
                 if not own:

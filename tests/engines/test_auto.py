@@ -153,6 +153,20 @@ def test_no_window_is_run_twice(
     assert prepared._auto.report.speed_up == pytest.approx(1 / incremental)
 
 
+@pytest.mark.parametrize(
+    ("incremental", "n_dense"),
+    [(0.2, auto.GLANCE), (0.7, auto.GLANCE + auto.TIMED_DENSE)],
+)
+def test_many_windows_get_a_glance_at_the_dense_engine_and_a_second_one_where_it_is_close(
+    monkeypatch: pytest.MonkeyPatch, incremental: float, n_dense: int
+) -> None:
+    assert len(MANY) >= auto.MANY > len(FEW)
+    watched = Watched(monkeypatch, 1.0, incremental)
+    prepared, _ = run_auto(watched, MANY)
+    assert prepared._auto.report.engine == "incremental"
+    assert watched.copies[True] == n_dense
+
+
 def test_models_too_quick_for_the_number_of_windows_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,7 +23,7 @@ from captum_pda.engines.report import EngineReport
 from captum_pda.regions.protocol import Windows
 
 #: How many times the dense engine's copies go into a batch, since calls on boxes are over sooner.
-BATCHES_OF_DENSE = {"exact": 3, "cut": 6}
+BATCHES_OF_DENSE = 6
 
 
 class IncrementalEngine:
@@ -81,8 +81,7 @@ class PreparedIncremental:
         self._forward = forward
         self._example = state.cache.example(channels_last(example))
         self._state = state
-        times = BATCHES_OF_DENSE["exact" if state.max_box_fraction is None else "cut"]
-        self._loop = BatchLoop(batch_size, example, times)
+        self._loop = BatchLoop(batch_size, example, BATCHES_OF_DENSE)
         self._n_samples = 1
 
     @property
