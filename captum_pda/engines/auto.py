@@ -87,6 +87,8 @@ class PreparedAuto:
         self._kind = (example.shape, example.dtype, example.device)
         self._copies: Counter[tuple[int, ...]] = Counter()
         self._pieces: Pieces | None = None
+        #: What a copy takes densely, whatever its windows; None until it was measured.
+        self._dense_seconds: float | None = None
 
     @cached_property
     def _dense(self) -> PreparedEngine:
@@ -119,7 +121,7 @@ class PreparedAuto:
 
     def audit(self) -> Audit:
         """How the incremental engine's windows compare with the dense engine's."""
-        audit = audit_of(self._incremental) if "_incremental" in vars(self) else Audit()
+        audit = audit_of(self._incremental) if self._is_warm else Audit()
         if not audit.agrees:
             # From now on all of these kinds are run densely at once.
             for window in self._copies:
@@ -134,36 +136,46 @@ class PreparedAuto:
             return report
         if pieces.n_copies < WORTH_A_PROBE:
             return EngineReport("dense", TOO_FEW)
-        report = self._slower_for_smaller(window)
+        report = self._known_of_smaller(window)
         if report is None:
-            few = min(TIMED_DENSE, max(FIRST, pieces.n_copies // 8))
-            n_copies = few if pieces.n_copies < MANY else GLANCE
-            dense_seconds = _seconds_per_copy(self._dense, pieces, n_copies)
-            if self._cost_of_a_try(dense_seconds) > self._auto.patience * pieces.n_copies:
+            if self._dense_seconds is None:
+                few = min(TIMED_DENSE, max(FIRST, pieces.n_copies // 8))
+                n_copies = few if pieces.n_copies < MANY else GLANCE
+                self._dense_seconds = _seconds_per_copy(self._dense, pieces, n_copies)
+            if self._cost_of_a_try(self._dense_seconds) > self._auto.patience * pieces.n_copies:
                 return EngineReport("dense", TOO_FEW)
-            report = self._try(pieces, dense_seconds)
+            report = self._try(pieces, self._dense_seconds)
         self._auto.choices[(*self._kind, window)] = report
         return report
 
     def _cost_of_a_try(self, dense_seconds: float) -> float:
         """What trying the incremental engine costs in vain, in dense passes of a copy."""
-        return PASSES_AT_FIRST + 2 * SECONDS_PER_BATCH / max(dense_seconds, 1e-9)
+        at_first, n_batches = (0.0, 1) if self._is_warm else (PASSES_AT_FIRST, 2)
+        return at_first + n_batches * SECONDS_PER_BATCH / max(dense_seconds, 1e-9)
 
-    def _slower_for_smaller(self, window: tuple[int, ...]) -> EngineReport | None:
-        """What was found for smaller windows where the incremental engine was no faster: larger
-        ones leave it less to save."""
+    @property
+    def _is_warm(self) -> bool:
+        """Whether the incremental engine has run windows of this example, of another size."""
+        return "_incremental" in vars(self)
+
+    def _known_of_smaller(self, window: tuple[int, ...]) -> EngineReport | None:
+        """What was found for smaller windows where the incremental engine failed or was no faster:
+        larger ones leave it less to save."""
         for (*kind, smaller), report in self._auto.choices.items():
-            fits = all(map(operator.le, smaller, window))
-            slower = report.speed_up is not None and report.speed_up < WORTH_IT
-            if tuple(kind) == self._kind and fits and slower:
+            if tuple(kind) != self._kind or not all(map(operator.le, smaller, window)):
+                continue
+            if report.reason.startswith(FAILED):
+                return report
+            if report.speed_up is not None and report.speed_up < WORTH_IT:
                 return EngineReport("dense", f"{NO_FASTER}, as for windows of {smaller}")
         return None
 
     def _try(self, pieces: Pieces, dense_seconds: float) -> EngineReport:
         """Run some windows incrementally, and compare the time."""
-        engine = self._incremental
+        is_warm, engine = self._is_warm, self._incremental
         try:
-            pieces.run(engine, pieces.some(FIRST, pieces.middle))
+            if not is_warm:
+                pieces.run(engine, pieces.some(FIRST, pieces.middle))
             # Few of a small call, since the other engine may be the better one.
             n_copies = min(TIMED_INCREMENTAL, max(FIRST, pieces.n_copies // 16))
             seconds = _seconds_per_copy(engine, pieces, n_copies)
@@ -171,8 +183,8 @@ class PreparedAuto:
             return EngineReport("dense", f"{FAILED}: {error}")
         speed_up = dense_seconds / max(seconds, 1e-9)
         if pieces.n_copies >= MANY and WORTH_IT <= speed_up < CLEARLY:
-            dense_seconds = _seconds_per_copy(self._dense, pieces, TIMED_DENSE)
-            speed_up = dense_seconds / max(seconds, 1e-9)
+            self._dense_seconds = _seconds_per_copy(self._dense, pieces, TIMED_DENSE)
+            speed_up = self._dense_seconds / max(seconds, 1e-9)
         went_dense = dict(engine.prepared.went_dense)
         if speed_up < WORTH_IT:
             return EngineReport("dense", NO_FASTER, speed_up, went_dense)

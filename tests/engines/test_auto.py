@@ -167,6 +167,52 @@ def test_many_windows_get_a_glance_at_the_dense_engine_and_a_second_one_where_it
     assert watched.copies[True] == n_dense
 
 
+LARGER = WindowGrid((20, 24), (8, 8), (1, 1))
+
+
+def scores_of(prepared: PreparedAuto, grid: WindowGrid) -> Tensor:
+    fills = torch.zeros(1, len(grid), 3, *grid.window, dtype=torch.float64)
+    return prepared.scores(grid, fills, lambda outputs: outputs, lambda rows: None)
+
+
+def test_another_size_of_the_same_example_is_tried_at_the_cost_of_one_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dense engine's time is known, and the unperturbed example's maps are there."""
+    seconds = 2 * auto.SECONDS_PER_BATCH / (0.03 * len(LARGER))  # too quick for a first try
+    watched = Watched(monkeypatch, seconds, seconds / 2)
+    alone = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
+    scores_of(alone, LARGER)
+    assert alone._auto.report.reason == auto.TOO_FEW
+    watched.copies = {True: 0, False: 0}
+    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
+    scores_of(prepared, MANY)
+    assert prepared._auto.report.engine == "incremental"
+    n_dense = watched.copies[True]
+    scores_of(prepared, LARGER)
+    assert watched.copies[True] == n_dense
+    assert watched.copies[False] == len(MANY) + len(LARGER) - n_dense
+
+
+def test_what_failed_for_small_windows_is_not_tried_for_larger_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(Watched):
+        def __call__(self, x: Tensor) -> Tensor:
+            if type(x) is not Tensor:
+                self.copies[False] += len(x)
+                raise RuntimeError("only plain tensors")
+            return super().__call__(x)
+
+    watched = Failing(monkeypatch, 1.0, 0.1)
+    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
+    scores_of(prepared, MANY)
+    tried = watched.copies[False]
+    assert tried > 0
+    scores_of(prepared, LARGER)
+    assert watched.copies[False] == tried
+
+
 def test_models_too_quick_for_the_number_of_windows_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
