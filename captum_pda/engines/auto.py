@@ -29,8 +29,9 @@ FIRST = 4
 TIMED_DENSE, TIMED_INCREMENTAL = 12, 18
 #: From so many copies on the incremental engine is likely, and the dense one gets a glance first: a
 #: small batch, which makes it look slower than it is. That will do where the incremental engine is
-#: no faster even so, or clearly faster.
-MANY, GLANCE, CLEARLY = 256, 4, 2.0
+#: no faster even so, or clearly faster. It is timed on about a whole batch of photos then, in which
+#: what is done once hardly counts.
+MANY, GLANCE, CLEARLY, MANY_TIMED = 256, 4, 2.0, 80
 #: Fewer copies than this are done sooner than a probe pays, whatever the model.
 WORTH_A_PROBE = 64
 #: What a batch of the incremental engine costs beside its copies, in seconds, since it does each
@@ -173,11 +174,13 @@ class PreparedAuto:
     def _try(self, pieces: Pieces, dense_seconds: float) -> EngineReport:
         """Run some windows incrementally, and compare the time."""
         is_warm, engine = self._is_warm, self._incremental
+        if pieces.n_copies >= MANY:
+            is_warm, n_copies = True, min(MANY_TIMED, pieces.n_copies // 4)
+        else:  # few, since the other engine may be the better one
+            n_copies = min(TIMED_INCREMENTAL, max(FIRST, pieces.n_copies // 16))
         try:
             if not is_warm:
                 pieces.run(engine, pieces.some(FIRST, pieces.middle))
-            # Few of a small call, since the other engine may be the better one.
-            n_copies = min(TIMED_INCREMENTAL, max(FIRST, pieces.n_copies // 16))
             seconds = _seconds_per_copy(engine, pieces, n_copies)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"{FAILED}: {error}")

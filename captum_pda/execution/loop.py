@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 
 from captum_pda.basics.kept_memory import kept_memory
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.engines import Audit, BatchSize, DenseEngine, PreparedEngine
+from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
 from captum_pda.engines.engine_protocol import Advance
 from captum_pda.execution.contents import ExampleContents
@@ -36,6 +37,7 @@ class Run:
         known: of each part the scores of every region, marginalised over its fills, and NaN for
             those still to come. So nothing is lost when something stops the run.
         audits: how each scene compares with the dense engine, where another has run it.
+        reports: which engine ran each scene, with the number of its regions here.
     """
 
     task: Task
@@ -43,6 +45,7 @@ class Run:
     execution: Execution
     known: tuple[WindowScores, ...]
     audits: list[Audit] = field(default_factory=list)
+    reports: list[tuple[int, EngineReport]] = field(default_factory=list)
 
     @classmethod
     def of(cls, task: Task, sampling: Sampling, execution: Execution) -> Run:
@@ -63,6 +66,7 @@ class Run:
         anew = Run.of(self.task, self.sampling, execution)
         # An audit of another rank may have failed, and none of this one.
         anew.audits.extend([*self.audits, Audit(agrees=False)])
+        anew.reports.extend(self.reports)
         return anew
 
     @property
@@ -78,6 +82,14 @@ class Run:
     def audit(self) -> Audit | None:
         """What the audits of this rank found."""
         return Audit.of(self.audits)
+
+    @property
+    def report(self) -> EngineReport | None:
+        """Which engine ran, and why: of the scene with the most regions, with all audits."""
+        if not self.reports:
+            return None
+        _, report = max(self.reports, key=itemgetter(0))
+        return report.with_audit(self.audit)
 
     def agrees(self) -> bool:
         """Whether the audits of all ranks found what the dense engine finds."""
@@ -112,9 +124,21 @@ class Run:
                 if not own:
                     continue
                 batch_size = batch_sizes[scene.first.depth]
-                self.audits.append(self._run_scene(scene, own, batch_size, bar.update))
+                try:
+                    self.audits.append(self._run_scene(scene, own, batch_size, bar.update))
+                finally:
+                    self._note_report(scene, own)
                 if not self.audits[-1].agrees:
                     return
+
+    def _note_report(self, scene: Scene, chunks: dict[int, list[RankChunk]]) -> None:
+        """Keep what the engine of a scene says of itself, finished or not."""
+        depth = self.task.parts[0].depth
+        report = getattr(depth.engine, "report", None)
+        # Features that are asked beside the input run from their layer on, whatever the engine.
+        if scene.first.depth == depth and isinstance(report, EngineReport):
+            n_windows = sum(chunk.n_windows for own in chunks.values() for chunk in own)
+            self.reports.append((n_windows, report))
 
     def _chunks(self, part: Part, batch_size: BatchSize) -> list[RankChunk]:
         n_samples = self.sampling.in_context(part.context).n_samples

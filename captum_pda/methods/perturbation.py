@@ -189,10 +189,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     )
                 raise
             finally:
-                report = getattr(self.engine, "report", None)
-                if isinstance(report, EngineReport):
-                    report = report.with_audit(run.audit)
-                self._report = report
+                self._report = run.report
             evidence = self._assemble(run)
         warn_of_rounding(run.audit)
         task.reader.readout.check_saturation(

@@ -10,7 +10,7 @@ from conftest import make_images
 from torch import Tensor, nn
 
 import captum_pda.engines.auto as auto
-from captum_pda import DenseEngine, EfficientPDA, WindowGrid
+from captum_pda import PDA, DenseEngine, EfficientPDA, WindowGrid
 from captum_pda.engines import BatchSize, IncrementalError
 from captum_pda.engines.auto import AutoEngine, PreparedAuto
 from captum_pda.engines.dense import PreparedDense
@@ -255,3 +255,21 @@ def test_what_can_no_longer_be_followed_goes_on_densely(monkeypatch: pytest.Monk
 
     prepared, _ = run_auto(Refusing(monkeypatch, 1.0, 0.1), MANY)
     assert prepared._auto.report.reason == "the incremental engine failed: no rule"
+
+
+def test_the_report_on_several_contexts_is_that_of_the_most_windows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few windows of the other context, run densely at the end, do not speak for all."""
+
+    def seconds(engine: Any, *rest: Any) -> float:
+        return 1.0 if isinstance(engine, PreparedDense) else 0.1
+
+    monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
+    monkeypatch.setattr(auto, "WORTH_A_PROBE", 130)  # between the smallest size and the others
+    pda = PDA(small_network())
+    evidence = pda.evidence(make_images(1, 3, 112, 112))
+    sizes = [len(part.regions) for part in evidence.parts if part.depth == "input"]
+    assert sizes[0] >= 130 > max(sizes[1:])
+    assert pda.engine_report.reason == "it is faster here"
+    assert pda.engine_report.audit.agrees
