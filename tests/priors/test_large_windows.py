@@ -61,9 +61,9 @@ def test_the_rim_is_given_the_nodes_and_the_inside_interpolated(thinned):
         assert 0 < (~rim).sum() < rim.sum()
         np.testing.assert_allclose(mean.numpy()[:, rim], exact[:, rim], rtol=1e-6, atol=1e-8)
         for row, column in np.argwhere(~rim):
-            # Linear between the four nearest stops 0, 3, 6, 9 (and the last pixel).
-            low_r, low_c = row // 3 * 3, column // 3 * 3
-            high_r, high_c = min(low_r + 3, 10), min(low_c + 3, 9)
+            # Linear between the four nearest stops 0, 4, 8 (and the last pixel).
+            low_r, low_c = row // 4 * 4, column // 4 * 4
+            high_r, high_c = min(low_r + 4, 10), min(low_c + 4, 9)
             part_r = (row - low_r) / max(high_r - low_r, 1)
             part_c = (column - low_c) / max(high_c - low_c, 1)
             expected = (1 - part_r) * (

@@ -29,9 +29,9 @@ SPACINGS = (
 #: 8x8x8 half the time, and 1 to 4% more error.
 FIRST_IN_VOLUMES = 2
 #: Values that are conditioned on at most, where one of the spacings leaves no more.
-MOST_NODE_VALUES = 1400
+MOST_NODE_VALUES = 1000
 #: How deep inside a region the mean is worked out at every pixel, and how far apart beyond.
-RIM, LATTICE = 4, 3
+RIM, LATTICE = 4, 4
 
 
 @dataclass(frozen=True, eq=False)
