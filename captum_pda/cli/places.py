@@ -185,8 +185,17 @@ def check_folder(folder: Path) -> None:
         raise UsageError(
             f"{folder} cannot be written ({above} is no folder); choose another --output"
         )
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{folder} cannot be written (no permission); choose another --output")
+    try:
+        # What permissions say is not all: a system may be read-only, full or none for files.
+        with tempfile.TemporaryFile(dir=above, prefix=".captum_pda_"):
+            pass
+    except PermissionError:
+        why = "no permission"
+    except OSError as error:
+        why = error.strerror or str(error)
+    else:
+        return
+    raise UsageError(f"{folder} cannot be written ({why}); choose another --output")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

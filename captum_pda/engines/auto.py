@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -39,10 +40,14 @@ WORTH_A_PROBE = 64
 SECONDS_PER_BATCH, PASSES_AT_FIRST = 0.04, 2.0
 #: The incremental engine must be this much faster in the probe.
 WORTH_IT = 1.1
+#: Where it was this much faster, windows that are so many times as wide need no try of their own.
+SURE, AS_WIDE = 1.3, 1.25
 #: Why a kind of windows is run densely.
 FAILED = "the incremental engine failed"
 TOO_FEW = "too few windows to try another"
 NO_FASTER = "the incremental engine is no faster here"
+#: Why one is not.
+FASTER = "it is faster here"
 #: Why inputs of a kind are run densely after an audit has failed.
 DISAGREED_BEFORE = "the incremental engine disagreed on another example"
 
@@ -137,7 +142,7 @@ class PreparedAuto:
             return report
         if pieces.n_copies < WORTH_A_PROBE:
             return EngineReport("dense", TOO_FEW)
-        report = self._known_of_smaller(window)
+        report = self._known_of_others(window)
         if report is None:
             if self._dense_seconds is None:
                 few = min(TIMED_DENSE, max(FIRST, pieces.n_copies // 8))
@@ -159,16 +164,22 @@ class PreparedAuto:
         """Whether the incremental engine has run windows of this example, of another size."""
         return "_incremental" in vars(self)
 
-    def _known_of_smaller(self, window: tuple[int, ...]) -> EngineReport | None:
-        """What was found for smaller windows where the incremental engine failed or was no faster:
-        larger ones leave it less to save."""
-        for (*kind, smaller), report in self._auto.choices.items():
-            if tuple(kind) != self._kind or not all(map(operator.le, smaller, window)):
+    def _known_of_others(self, window: tuple[int, ...]) -> EngineReport | None:
+        """What windows of another size have taught. Larger windows leave the incremental engine
+        less to save: so where it failed or was no faster, it is not for larger ones either, and
+        where it was faster, it is for smaller ones and for those a little larger."""
+        for (*kind, other), report in self._auto.choices.items():
+            if tuple(kind) != self._kind:
                 continue
-            if report.reason.startswith(FAILED):
-                return report
-            if report.speed_up is not None and report.speed_up < WORTH_IT:
-                return EngineReport("dense", f"{NO_FASTER}, as for windows of {smaller}")
+            if all(map(operator.le, other, window)):
+                if report.reason.startswith(FAILED):
+                    return report
+                if report.speed_up is not None and report.speed_up < WORTH_IT:
+                    return EngineReport("dense", f"{NO_FASTER}, as for windows of {other}")
+            if report.engine == "incremental" and report.speed_up is not None:
+                times = AS_WIDE if report.speed_up >= SURE else 1.0
+                if all(width <= times * known for width, known in zip(window, other, strict=True)):
+                    return replace(report, reason=f"{FASTER}, as for windows of {other}")
         return None
 
     def _try(self, pieces: Pieces, dense_seconds: float) -> EngineReport:
@@ -191,7 +202,7 @@ class PreparedAuto:
         went_dense = dict(engine.prepared.went_dense)
         if speed_up < WORTH_IT:
             return EngineReport("dense", NO_FASTER, speed_up, went_dense)
-        return EngineReport("incremental", "it is faster here", speed_up, went_dense)
+        return EngineReport("incremental", FASTER, speed_up, went_dense)
 
 
 def _seconds_per_copy(engine: PreparedEngine, pieces: Pieces, n_copies: int) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import multiprocessing
 import os
 import resource
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from captum_pda.cli import places, preparation
 from captum_pda.cli.main import main
 from captum_pda.cli.marks import is_own
 from captum_pda.cli.photos import read_photo
+from captum_pda.cli.places import check_folder
+from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.stored_files import settings_in
 
 TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
@@ -316,3 +320,23 @@ def test_a_bomb_in_a_folder_is_refused_before_any_work(capsys: pytest.CaptureFix
     assert main(["explain", "photos", "--output", "out", *TINY]) == 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
     assert "captum-pda did not write it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+        (PermissionError(errno.EACCES, "Permission denied"), "no permission"),
+    ],
+)
+def test_a_folder_is_refused_if_no_file_can_be_made_there_whatever_its_permissions_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, reason: str
+) -> None:
+    def refuse(**options: object) -> None:
+        raise error
+
+    check_folder(tmp_path / "out" / "deep")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(UsageError, match=f"cannot be written .{reason}.; choose another"):
+        check_folder(tmp_path / "out" / "deep")

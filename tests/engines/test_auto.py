@@ -194,6 +194,37 @@ def test_another_size_of_the_same_example_is_tried_at_the_cost_of_one_batch(
     assert watched.copies[False] == len(MANY) + len(LARGER) - n_dense
 
 
+@pytest.mark.parametrize(
+    ("known", "seconds", "asked", "is_tried"),
+    [
+        (8, 0.5, 5, False),  # smaller than what was faster
+        (8, 0.5, 10, False),  # a little larger than what was clearly faster
+        (8, 0.5, 11, True),
+        (8, 0.85, 9, True),  # not so clearly
+        (8, 0.85, 8, False),
+    ],
+)
+def test_sizes_learn_from_each_other(
+    monkeypatch: pytest.MonkeyPatch, known: int, seconds: float, asked: int, is_tried: bool
+) -> None:
+    timed: list[Any] = []
+
+    def time(engine: Any, pieces: Any, *rest: Any) -> float:
+        timed.append(pieces.grid.window)
+        return 1.0 if isinstance(engine, PreparedDense) else seconds
+
+    monkeypatch.setattr(auto, "_seconds_per_copy", time)
+    monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
+    monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
+    engine = AutoEngine()
+    for size in (known, asked):
+        # Each in a context of its own, as the empty one has wider windows.
+        grid = WindowGrid((20, 24), (size, size), (3, 3))
+        scores_of(engine.prepare(small_network(), EXAMPLE, BatchSize(16)), grid)
+        assert engine.report.engine == "incremental"
+    assert ((asked, asked) in timed[2:]) is is_tried
+
+
 def test_what_failed_for_small_windows_is_not_tried_for_larger_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
