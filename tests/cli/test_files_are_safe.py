@@ -335,8 +335,9 @@ def test_a_folder_is_refused_if_no_file_can_be_made_there_whatever_its_permissio
     def refuse(**options: object) -> None:
         raise error
 
+    before = sorted(tmp_path.iterdir())
     check_folder(tmp_path / "out" / "deep")
-    assert not list(tmp_path.iterdir())
+    assert sorted(tmp_path.iterdir()) == before
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(UsageError, match=f"cannot be written .{reason}.; choose another"):
         check_folder(tmp_path / "out" / "deep")
