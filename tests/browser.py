@@ -42,6 +42,8 @@ def browser() -> Iterator[Any]:
 def opened(browser: Any, path: Path, **settings: Any) -> Iterator[Any]:
     """A page from disk; what it prints to its console, and what it asks of a network, fails."""
     settings.setdefault("viewport", {"width": 1300, "height": 1000})
+    # Otherwise what a test reads may be a colour on its way to another.
+    settings.setdefault("reduced_motion", "reduce")
     page = browser.new_page(**settings)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(f"console: {message.text}"))
