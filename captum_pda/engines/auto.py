@@ -184,19 +184,21 @@ class PreparedAuto:
 
     def _try(self, pieces: Pieces, dense_seconds: float) -> EngineReport:
         """Run some windows incrementally, and compare the time."""
-        is_warm, engine = self._is_warm, self._incremental
-        if pieces.n_copies >= MANY:
-            is_warm, n_copies = True, min(MANY_TIMED, pieces.n_copies // 4)
+        are_many = pieces.n_copies >= MANY
+        needs_a_first = not (self._is_warm or are_many)
+        engine = self._incremental
+        if are_many:
+            n_copies = min(MANY_TIMED, pieces.n_copies // 4)
         else:  # few, since the other engine may be the better one
             n_copies = min(TIMED_INCREMENTAL, max(FIRST, pieces.n_copies // 16))
         try:
-            if not is_warm:
+            if needs_a_first:
                 pieces.run(engine, pieces.some(FIRST, pieces.middle))
             seconds = _seconds_per_copy(engine, pieces, n_copies)
         except Exception as error:  # what can go wrong is up to the model; dense shows if it is it
             return EngineReport("dense", f"{FAILED}: {error}")
         speed_up = dense_seconds / max(seconds, 1e-9)
-        if pieces.n_copies >= MANY and WORTH_IT <= speed_up < CLEARLY:
+        if are_many and WORTH_IT <= speed_up < CLEARLY:
             self._dense_seconds = _seconds_per_copy(self._dense, pieces, TIMED_DENSE)
             speed_up = self._dense_seconds / max(seconds, 1e-9)
         went_dense = dict(engine.prepared.went_dense)
