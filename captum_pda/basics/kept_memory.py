@@ -22,6 +22,7 @@ MEGABYTE = 2**20
 #: may keep, and from which size on a block comes from the system by itself.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 LARGEST = 2**31 - 1
+STATISTICS = Path("/proc/self/statm")
 #: Where glibc's own thresholds settle once a block of 32 MB has been freed.
 SETTLED = {TRIM_THRESHOLD: 64 * MEGABYTE, MMAP_THRESHOLD: 32 * MEGABYTE}
 #: Whoever has set one of these has chosen already.
@@ -75,8 +76,12 @@ class _Heap:
 
 
 def resident_memory() -> int:
-    """How many bytes of memory this process holds."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    """How many bytes of memory this process holds; 0 where that can't be read, such as with too
+    many open files, since no map may fail for it."""
+    try:
+        pages = STATISTICS.read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -89,7 +94,6 @@ def _heap() -> _Heap | None:
         library = ctypes.CDLL(None)
         # musl has the first of these alone, and some systems hide the last.
         library.mallopt, library.malloc_trim, library.gnu_get_libc_version  # noqa: B018
-        resident_memory()
     except (OSError, AttributeError):
         return None
     return _Heap(library)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +81,16 @@ def test_what_a_run_has_added_is_given_back(
     with kept_memory():
         monkeypatch.setattr(kept, "resident_memory", lambda: grown * MEGABYTE)
     assert library.given_back == given_back
+
+
+def test_a_map_does_not_fail_where_its_memory_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert kept.resident_memory() > 0 or kept._heap() is None
+    monkeypatch.setattr(kept, "STATISTICS", tmp_path / "nothing")
+    assert kept.resident_memory() == 0
+    with kept_memory():
+        pass
 
 
 def test_a_map_keeps_memory_while_the_model_runs(library: Library) -> None:
