@@ -35,6 +35,7 @@ from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import (
     ConstantPrior,
     EmpiricalMeanPrior,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     MapMeanPrior,
     MarginalPrior,
@@ -55,6 +56,7 @@ __all__ = [
     "Engine",
     "EngineReport",
     "FeatureMaskRegions",
+    "GaussianFieldPrior",
     "GaussianPatchPrior",
     "GradientPDA",
     "IncrementalEngine",

@@ -62,7 +62,7 @@ class PriorFill:
     """What a prior has where nothing is seen, as in ``context="empty"``.
 
     Args:
-        prior: any with a method ``nothing_seen``; None is each example's own.
+        prior: any with a method ``nothing_seen``; None is the default prior.
     """
 
     prior: Any = None

@@ -36,7 +36,7 @@ class WindowEvidence:
         parts: the regions of each size, context and depth.
         reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
-        prior: what was expected in the place of regions; None fitted one to each example.
+        prior: what was expected in the place of regions; None is the default prior.
 
     Example::
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ class Contents:
     """How a method fills regions.
 
     Args:
-        prior: the user's prior; None fits one to each example.
+        prior: the user's prior; None is the default one.
         needs: the prior's method that is called in the full context.
         draw: makes the fills of windows in the full context.
     """
@@ -38,12 +37,9 @@ class Contents:
     needs: str
     draw: Draw
 
-    def of(self, example: Tensor, context: str, windows: Iterable[Windows] = ()) -> ExampleContents:
-        """The contents for one example (1, C, *space), whose regions are in these windows: a prior
-        of the example's own is fitted once for all of them."""
-        shapes = np.array([some.window for some in windows]).reshape(-1, example.dim() - 2)
-        largest = tuple(int(width) for width in shapes.max(axis=0, initial=1))
-        return ExampleContents(self, example, context, largest)
+    def of(self, example: Tensor, context: str) -> ExampleContents:
+        """The contents for one example (1, C, *space)."""
+        return ExampleContents(self, example, context)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +50,11 @@ class ExampleContents:
         contents: how they are filled.
         example: the example, (1, C, *space).
         context: "full" or "empty".
-        largest: the largest of their windows, along each axis.
     """
 
     contents: Contents
     example: Tensor
     context: str
-    largest: tuple[int, ...]
-    _priors: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
     def unchanged(self) -> Tensor:
         """What the model gets before a region is changed, (1, C, *space)."""
@@ -75,19 +68,10 @@ class ExampleContents:
             empty = EmptyContext(self.contents.prior)
             boxes, contents = empty.seen_alone(self.example[0], windows)
             return boxes, check_fills(contents.unsqueeze(0), self.example, boxes, 1)
-        fills = self.contents.draw(self._prior(windows), self.example[0], windows, sampling)
+        prior = prior_for(self.contents.prior, self.contents.needs)
+        fills = self.contents.draw(prior, self.example[0], windows, sampling)
         fills = check_fills(fills, self.example, windows, sampling.n_samples)
         return windows, _only_where_hidden(fills, self.example, windows)
-
-    def _prior(self, windows: Windows) -> Any:
-        """The prior, which serves all windows up to the largest."""
-        largest = tuple(map(max, self.largest, windows.window))
-        if largest not in self._priors:
-            contents = self.contents
-            self._priors[largest] = prior_for(
-                contents.prior, contents.needs, self.example[0], largest
-            )
-        return self._priors[largest]
 
 
 def check_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:

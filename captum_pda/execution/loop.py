@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 
 from captum_pda.basics.kept_memory import kept_memory
@@ -158,9 +157,7 @@ class Run:
     ) -> Audit:
         """Run this rank's regions of one scene, all sizes on one prepared engine."""
         depth, context = scene.first.depth, scene.first.context
-        regions = (self.task.parts[number].regions for number in scene.parts)
-        windows = chain.from_iterable(own.boxes(scene.example) for own in regions)
-        contents = depth.contents.of(scene.values, context, windows)
+        contents = depth.contents.of(scene.values, context)
         unchanged = contents.unchanged()
         engine = DenseEngine() if self.execution.densely else depth.engine
         arguments = (scene.forward, unchanged, batch_size)

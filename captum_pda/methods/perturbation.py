@@ -63,9 +63,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
             example.
-        prior: what could stand in a window (a GaussianPatchPrior, MarginalPrior, ConstantPrior or
-            anything that follows PatchPrior). Default: a stationary Gaussian fitted to each
-            example by itself.
+        prior: what could stand in a region (a GaussianFieldPrior, GaussianPatchPrior,
+            MarginalPrior, ConstantPrior or anything that follows PatchPrior). Default:
+            GaussianFieldPrior(), which needs no fit.
         output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
             "probabilities", or "raw" (hidden units, regression: plain differences).
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or

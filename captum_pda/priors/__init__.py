@@ -3,6 +3,7 @@
 from captum_pda.priors.constant import ConstantPrior
 from captum_pda.priors.empirical_mean import EmpiricalMeanPrior
 from captum_pda.priors.empty_context import EmptyContext
+from captum_pda.priors.field import GaussianFieldPrior
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 from captum_pda.priors.map_mean import MapMeanPrior
 from captum_pda.priors.marginal import MarginalPrior
@@ -13,6 +14,7 @@ __all__ = [
     "ConstantPrior",
     "EmpiricalMeanPrior",
     "EmptyContext",
+    "GaussianFieldPrior",
     "GaussianPatchPrior",
     "MapMeanPrior",
     "MarginalPrior",

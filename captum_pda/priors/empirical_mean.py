@@ -25,7 +25,7 @@ class EmpiricalMeanPrior:
     sampling apart from the error of pushing the expectation down to the input.
 
     Args:
-        prior: the prior to draw from; None is each example's own, as for EfficientPDA.
+        prior: the prior to draw from; None is the default one.
         n_samples: how many draws to average.
         generator: seeds the draws, which are then the same whenever the same windows are asked
             for. Without one they follow PyTorch's initial seed.
@@ -47,7 +47,7 @@ class EmpiricalMeanPrior:
         self._seed = device_sync.draw_seed(generator)
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        prior = prior_for(self.prior, "sample", example, regions.window)
+        prior = prior_for(self.prior, "sample")
         generator = device_sync.generator_for((self._seed, regions.first), example.device)
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
@@ -65,7 +65,7 @@ class EmpiricalMeanPrior:
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        prior = prior_for(self.prior, "sample", example, regions.window)
+        prior = prior_for(self.prior, "sample")
         return cast(Tensor, prior.sample(example, regions, n_samples, generator))
 
     def nothing_seen(self, example: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class EmptyContext:
     """What a prior has where nothing is seen, and where one region alone is seen.
 
     Args:
-        prior: any prior; None is each example's own. It needs a method ``nothing_seen(example)``.
+        prior: any prior; None is the default one. It needs a method ``nothing_seen(example)``.
             Without a method ``seen_alone(example, windows)`` regions are pasted with soft edges.
     """
 

@@ -1,66 +1,38 @@
-"""Which prior an example gets: the user's, or without one the example's own autocovariance."""
+"""The user's prior, or the default one, and what describes it."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from torch import Tensor
-
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.priors.gaussian.prior import GaussianPatchPrior
+from captum_pda.priors.field import GaussianFieldPrior
 
-#: How far the outer patch reaches beyond the window on each side: 10 in 18, as in the paper.
-MARGIN = 4
-#: Values of an autocovariance with all lags up to which all are fitted for samples.
-MOST_LAG_VALUES = 2**22
-#: Whether samples vary as much as what surrounds them, or as much as the whole example.
-LOCAL_SCALE = True
+DEFAULT_PRIOR = GaussianFieldPrior()
 
 
-def prior_for(prior: Any, method: str, example: Tensor, window: tuple[int, ...]) -> Any:
-    """The given prior, or a stationary Gaussian fitted to one example (C, *space) by itself.
+def prior_for(prior: Any, method: str) -> Any:
+    """The given prior, or without one the default.
 
     Args:
         prior: the user's prior, or None.
         method: the method that will be called on it.
-        example: the example to explain.
-        window: the largest windows that will be filled; one fit serves all smaller ones too.
     """
     if prior is None:
-        return GaussianPatchPrior(
-            _patch_for(method, example, window), margin=MARGIN, local_scale=LOCAL_SCALE
-        ).fit(example.unsqueeze(0))
+        return DEFAULT_PRIOR
     if isinstance(prior, type) or not callable(getattr(prior, method, None)):
         raise TypeError(
-            f"prior={prior!r} is no object with a method {method}; use a GaussianPatchPrior, "
-            "MarginalPrior or ConstantPrior, or write the method as PatchPrior describes"
+            f"prior={prior!r} has no method {method}; use a GaussianFieldPrior(), "
+            "GaussianPatchPrior, MarginalPrior or ConstantPrior, or write the method as PatchPrior "
+            "describes"
         )
     return prior
-
-
-def _patch_for(method: str, example: Tensor, window: tuple[int, ...]) -> tuple[int, ...]:
-    """The outer patch to fit: around the largest window; for samples, which are drawn exactly where
-    all lags are known, the whole example if that is not too much."""
-    channels, *space = example.shape
-    lags = channels**2 * math.prod(2 * side - 1 for side in space)
-    if method == "sample" and lags <= MOST_LAG_VALUES:
-        return tuple(space)
-    return tuple(width + 2 * MARGIN for width in window)
 
 
 def prior_settings(prior: Any) -> dict[str, object]:
     """What describes a prior, as plain values; one of your own without ``settings()`` is known by
     its class and a hash of its attributes."""
     if prior is None:
-        return {
-            "kind": "GaussianPatchPrior",
-            "fitted": "to each example by itself",
-            "covariance": "stationary",
-            "channels": "joint",
-            "margin": MARGIN,
-            "local_scale": LOCAL_SCALE,
-        }
+        return DEFAULT_PRIOR.settings()
     if callable(getattr(prior, "settings", None)):
         return dict(prior.settings())
     return {"kind": type(prior).__qualname__, "sha256": fingerprint(prior)}

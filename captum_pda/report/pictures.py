@@ -140,7 +140,7 @@ def fills_sprite(part: EvidencePart, explained: Explained) -> Sprite:
 
 def _fills(group: Windows, example: Tensor, prior: Any, sampled: bool) -> Iterator[Tensor]:
     """The contents of boxes (W, C, *window), some at a time."""
-    own = prior_for(prior, "sample" if sampled else "conditional_mean", example, group.window)
+    own = prior_for(prior, "sample" if sampled else "conditional_mean")
     at_once = max(1, MAX_FILL_VALUES // (len(example) * math.prod(group.window)))
     for start in range(0, len(group), at_once):
         windows = group[start : start + at_once]

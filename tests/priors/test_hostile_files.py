@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from captum_pda import GaussianPatchPrior
-from captum_pda.priors.gaussian import storage
+from captum_pda.priors import storage
 
 SECONDS = 10
 MEGABYTES = 300

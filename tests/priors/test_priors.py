@@ -306,7 +306,7 @@ def test_a_failed_save_leaves_nothing(images, tmp_path, monkeypatch):
     def fail(*arguments, **keywords):
         raise OSError("disk full")
 
-    monkeypatch.setattr("captum_pda.priors.gaussian.storage.to_bytes", fail)
+    monkeypatch.setattr("captum_pda.priors.storage.to_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,8 @@ from typing_extensions import Self
 from captum_pda.basics import device_sync
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.prediction.inputs import check_count
+from captum_pda.priors import storage
 from captum_pda.priors.empty_context import blurred, pasted
-from captum_pda.priors.gaussian import storage
 from captum_pda.priors.gaussian.fill_options import Draws, FillOptions
 from captum_pda.priors.gaussian.fills import GaussianFills
 from captum_pda.priors.gaussian.fitting import COVARIANCES, FittedGaussian
