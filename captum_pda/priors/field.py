@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,8 @@ import torch
 from scipy.fft import dctn
 from scipy.linalg import eigh_tridiagonal
 from scipy.optimize import minimize
+from scipy.sparse import csc_array
+from scipy.sparse.linalg import splu
 from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import Self
@@ -47,6 +49,8 @@ Floats = npt.NDArray[np.float64]
 DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-9, 3e-5
 #: Values of regions that are solved for at once: larger batches fall out of a processor's cache.
 VALUES_AT_ONCE = 2**19
+#: Pixels of the largest box whose region has a sparse factor (0.5 GB); it takes some seconds.
+LARGEST_FACTORED_BOX = 2**18
 #: Iterations after which the solver gives up; regions of photos take 10 to 40.
 MAX_ITERATIONS = 5000
 #: Samples vary as much as the seen pixels up to this share of the region's extent around it, and
@@ -260,7 +264,8 @@ class _HiddenPixels:
 
     They are solved by conjugate gradients. The preconditioner is the inverse of Q on the whole box,
     which the eigenvectors of each axis diagonalise: exact for windows, and within 10 to 40
-    iterations for other shapes.
+    iterations for other shapes. On a CPU, other shapes in one or two dimensions have a sparse
+    factor instead, which takes a third of the time for means and a tenth for ten samples.
 
     Args:
         example: the input (C, *space).
@@ -292,7 +297,16 @@ class _HiddenPixels:
         self._inside = inside.unsqueeze(1).to(dtype)
         self._degree = degree.unsqueeze(1).to(dtype)
         self._hidden = hidden.unsqueeze(1).to(dtype)
-        self._bases, self._scaling = self._preconditioner(regions)
+        self._corners, self._space = regions.corner_array, regions.space
+        self._is_sparse = (
+            regions.hidden is not None
+            and device.type == "cpu"
+            and self._dims <= 2
+            and not self._beta
+            and math.prod(self.box) <= LARGEST_FACTORED_BOX
+            and bool(self.seen.flatten(1).any(dim=1).all())  # or the matrix is singular
+        )
+        self._factor: Any = None
         self._tolerance = DOUBLE_TOLERANCE if dtype == torch.float64 else SINGLE_TOLERANCE
 
     # Right-hand sides
@@ -357,6 +371,8 @@ class _HiddenPixels:
             right: the right-hand sides, 0 outside of the regions.
             scale: what errors are measured by, (W, K).
         """
+        if self._is_sparse:
+            return self._solve_sparse(right)
         largest = self._largest_variance()
         bound = (self._tolerance * scale) ** 2 / largest.unsqueeze(1)
         found = torch.empty_like(right)
@@ -410,14 +426,48 @@ class _HiddenPixels:
             product.add_(values, alpha=self._kappa2)
         return product
 
-    def _preconditioner(self, regions: Windows) -> tuple[list[Tensor], Tensor]:
+    def _solve_sparse(self, right: Tensor) -> Tensor:
+        """The solution by a sparse factor of all these regions' equations together."""
+        hidden = self._hidden.squeeze(1) > 0
+        if not bool(hidden.any()):
+            return torch.zeros_like(right)
+        if self._factor is None:
+            self._factor = splu(self._sparse_matrix(hidden), diag_pivot_thresh=0.0)
+        columns = right.movedim(1, -1)[hidden].double().numpy()
+        solution = torch.zeros_like(right)
+        solved = torch.from_numpy(self._factor.solve(columns)).to(right.dtype)
+        solution.movedim(1, -1)[hidden] = solved
+        return solution
+
+    def _sparse_matrix(self, hidden: Tensor) -> csc_array:
+        """Q_hh of all regions, one block after another."""
+        numbers = np.full(hidden.shape, -1)
+        inside = hidden.numpy()
+        n_pixels = np.count_nonzero(inside)
+        numbers[inside] = np.arange(n_pixels)
+        degree = _without_margin(self._degree, self._margin, self._dims).squeeze(1)
+        rows, columns = [np.arange(n_pixels)], [np.arange(n_pixels)]
+        values = [degree[hidden].double().numpy() + self._kappa2]
+        for axis in range(1, 1 + self._dims):
+            pairs = np.stack(
+                [np.delete(numbers, -1, axis).ravel(), np.delete(numbers, 0, axis).ravel()]
+            )
+            one, other = pairs[:, (pairs >= 0).all(axis=0)]
+            rows += [one, other]
+            columns += [other, one]
+            values.append(np.full(2 * len(one), -1.0))
+        entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
+        return csc_array(entries, shape=(n_pixels, n_pixels))
+
+    @cached_property
+    def _preconditioner(self) -> tuple[list[Tensor], Tensor]:
         """Eigenvectors of the Laplacian along each axis of each box, (W, n, n), and the inverse
         eigenvalues of Q, (W, 1, *box)."""
-        corners, like = regions.corner_array, self.values
+        corners, like = self._corners, self.values
         bases, total = [], torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64)
         for axis, width in enumerate(self.box):
             at_start = corners[:, axis] == 0
-            at_end = corners[:, axis] + width == regions.space[axis]
+            at_end = corners[:, axis] + width == self._space[axis]
             ends = torch.from_numpy(2 * at_start + at_end)
             variants = [_axis_modes(width, start, end) for start in (0, 1) for end in (0, 1)]
             eigenvalues = torch.from_numpy(np.stack([values for values, _ in variants]))[ends]
@@ -426,24 +476,25 @@ class _HiddenPixels:
             shape = [len(corners), 1, *(width if a == axis else 1 for a in range(self._dims))]
             total = total + eigenvalues.reshape(shape)
         # A box that is the whole input has the eigenvalue 0, which a part of it has not.
-        total = total.clamp_min(1e-3 * (math.pi / max(regions.space)) ** 2)
+        total = total.clamp_min(1e-3 * (math.pi / max(self._space)) ** 2)
         scaling = 1 / (self._kappa2 + total + self._beta * total**2)
         return bases, device_sync.moved_like(scaling, like)
 
     def _precondition(self, residual: Tensor) -> Tensor:
         """The inverse of Q on whole boxes times a residual, in the regions."""
+        bases, scaling = self._preconditioner
         modes = residual
-        for axis, basis in enumerate(self._bases):
+        for axis, basis in enumerate(bases):
             modes = _along(axis, modes, basis.mT)
-        modes = modes * self._scaling
-        for axis, basis in enumerate(self._bases):
+        modes = modes * scaling
+        for axis, basis in enumerate(bases):
             modes = _along(axis, modes, basis)
         return modes.mul_(self._hidden)
 
     def _largest_variance(self) -> Tensor:
         """The largest diagonal element of the preconditioner for each region, (W,)."""
-        diagonal = self._scaling
-        for axis, basis in enumerate(self._bases):
+        bases, diagonal = self._preconditioner
+        for axis, basis in enumerate(bases):
             diagonal = _along(axis, diagonal, basis.square())
         return diagonal.flatten(1).amax(-1)
 
