@@ -41,8 +41,8 @@ from captum_pda.priors import (
     MarginalPrior,
     PatchPrior,
 )
-from captum_pda.regions.feature_mask import FeatureMaskRegions
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.windows import WindowGrid
 
 __all__ = [
     "PDA",

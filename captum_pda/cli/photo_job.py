@@ -38,7 +38,7 @@ from captum_pda.datasets.stored_files import settings_in
 from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.regions.protocol import Regions
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import WindowGrid
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_pda.cli.labels import find_class
 from captum_pda.cli.usage_errors import UsageError
-from captum_pda.regions.arguments import RegionChoice
+from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")

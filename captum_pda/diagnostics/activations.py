@@ -19,7 +19,7 @@ from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.prediction.inputs import check_choice, check_count, check_images
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import WindowGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)

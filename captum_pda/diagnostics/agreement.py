@@ -25,7 +25,7 @@ from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.prediction.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
-from captum_pda.regions.arguments import Extents
+from captum_pda.regions.choice import Extents
 
 
 @dataclass(frozen=True, eq=False, repr=False)

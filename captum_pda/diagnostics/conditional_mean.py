@@ -19,7 +19,7 @@ from captum_pda.diagnostics.some_windows import (
 )
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import WindowGrid
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,8 +18,8 @@ from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.prediction.inputs import check_count, check_images
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.arguments import Extents, make_grids
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.choice import Extents, make_grids
+from captum_pda.regions.windows import WindowGrid
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import Readout
 from captum_pda.prediction.targets import watched_columns
-from captum_pda.regions.arguments import RegionChoice
+from captum_pda.regions.choice import RegionChoice
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,9 @@ from captum_pda.execution.contents import conditional_mean
 from captum_pda.execution.resolve import Request
 from captum_pda.execution.sampling import Sampling
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
-from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
-from captum_pda.regions.scales import Scales
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import Scales, WindowGrid
 
 
 class EfficientPDA(PerturbationPDA):

@@ -31,9 +31,9 @@ from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
-from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions
-from captum_pda.regions.scales import Scales
+from captum_pda.regions.windows import Scales
 
 
 class GradientPDA(GradientAttribution):  # type: ignore[misc]

@@ -23,9 +23,9 @@ from captum_pda.prediction.layer_call import LayerCall
 from captum_pda.prediction.measures import Measure
 from captum_pda.prediction.model_call import ModelCall
 from captum_pda.priors import MapMeanPrior, PatchPrior
-from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
-from captum_pda.regions.scales import Scales
+from captum_pda.regions.windows import Scales
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

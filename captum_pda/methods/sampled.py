@@ -14,10 +14,9 @@ from captum_pda.execution.resolve import Request, Tolerance
 from captum_pda.execution.sampling import Sampling
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.inputs import check_count, check_tolerance
-from captum_pda.regions.arguments import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
-from captum_pda.regions.scales import Scales
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import Scales, WindowGrid
 
 
 class SampledPDA(PerturbationPDA):

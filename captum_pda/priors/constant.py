@@ -7,8 +7,7 @@ from torch import Tensor
 
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.priors.empty_context import pasted
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 
 
 class ConstantPrior:

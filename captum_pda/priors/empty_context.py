@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.basics import device_sync
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 
 Floats = npt.NDArray[np.float64]
 

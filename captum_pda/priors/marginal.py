@@ -11,8 +11,7 @@ from captum_pda.basics.errors import NotFittedError
 from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.empty_context import pasted
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 
 
 class MarginalPrior:

@@ -16,8 +16,8 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.priors import EmptyContext
-from captum_pda.regions.feature_mask import FeatureMaskRegions
-from captum_pda.regions.placed_windows import PlacedWindows
+from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.protocol import PlacedWindows
 
 
 def whole_inputs(nothing, boxes, contents):

@@ -12,7 +12,7 @@ from captum_pda.priors.gaussian import fills as gaussian_fills
 from captum_pda.priors.gaussian.region_shapes import RegionShape
 from captum_pda.priors.gaussian.stationary_draws import StationaryDraws
 from captum_pda.priors.gaussian.thinned import ThinnedRegion
-from captum_pda.regions.placed_windows import PlacedWindows
+from captum_pda.regions.protocol import PlacedWindows
 
 
 @pytest.fixture

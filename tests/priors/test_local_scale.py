@@ -8,7 +8,7 @@ from conftest import make_images
 
 from captum_pda import GaussianPatchPrior, WindowGrid
 from captum_pda.priors.gaussian import fills as gaussian_fills
-from captum_pda.regions.placed_windows import PlacedWindows
+from captum_pda.regions.protocol import PlacedWindows
 
 WAYS = ["many", "few", "at many places", "thinned"]
 

@@ -8,8 +8,8 @@ from conftest import make_classifier, make_images
 
 from captum_pda import EfficientPDA, GaussianPatchPrior, WindowGrid
 from captum_pda.priors.gaussian import fills as gaussian_fills
-from captum_pda.regions.feature_mask import FeatureMaskRegions
-from captum_pda.regions.placed_windows import PlacedWindows
+from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.protocol import PlacedWindows
 
 SPACE = (10, 11)
 

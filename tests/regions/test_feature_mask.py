@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from captum_pda import FeatureMaskRegions
-from captum_pda.regions.feature_mask import feature_mask_regions
+from captum_pda.regions.masks import feature_mask_regions
 
 
 def hidden_pixels(regions, example):

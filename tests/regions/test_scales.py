@@ -2,7 +2,7 @@
 
 import pytest
 
-from captum_pda.regions.scales import MOST_WINDOWS, default_grids, scale_grids
+from captum_pda.regions.windows import MOST_WINDOWS, default_grids, scale_grids
 
 
 def described(grids):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from captum_pda import WindowGrid
-from captum_pda.regions.arguments import make_grids
+from captum_pda.regions.choice import make_grids
 from captum_pda.regions.protocol import block_pixels
 
 GRIDS = [

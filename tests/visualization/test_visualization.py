@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 from captum_pda import EfficientPDA, GradientPDA
 from captum_pda.evidence.strongest import pick_strongest, strongest_windows
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import WindowGrid
 from captum_pda.visualization import (
     evidence_scale,
     visualize_evidence,

@@ -17,8 +17,7 @@ from captum_pda.priors.empty_context import blurred, pasted
 from captum_pda.priors.gaussian.fill_options import Draws, FillOptions
 from captum_pda.priors.gaussian.fills import GaussianFills
 from captum_pda.priors.gaussian.fitting import COVARIANCES, FittedGaussian
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 
 
 class GaussianPatchPrior(FittedGaussian):

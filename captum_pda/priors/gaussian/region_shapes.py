@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Integers, Windows, row_major_steps
+from captum_pda.regions.protocol import Integers, PlacedWindows, Windows, row_major_steps
 
 
 @dataclass(frozen=True, eq=False)

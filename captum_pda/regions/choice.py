@@ -8,11 +8,18 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from captum_pda.regions.extents import Extent, is_integer, window_grid
-from captum_pda.regions.feature_mask import feature_mask_regions
+from captum_pda.regions.masks import feature_mask_regions
 from captum_pda.regions.protocol import Regions
-from captum_pda.regions.scales import LARGE_SIDE, Scales, default_grids, scale_grids
-from captum_pda.regions.window_grid import WindowGrid
+from captum_pda.regions.windows import (
+    LARGE_SIDE,
+    Extent,
+    Scales,
+    WindowGrid,
+    default_grids,
+    is_integer,
+    scale_grids,
+    window_grid,
+)
 
 #: An int, a spatial tuple, or a full tuple with channels first; for several tensors, a tuple of
 #: those.

@@ -1,11 +1,13 @@
-"""Where the windows lie, and how window values are averaged back."""
+"""Windows: the grid of all places of one, and grids of one or several sizes from arguments."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -180,3 +182,161 @@ class WindowGrid:
         flat = values.flatten(2).transpose(0, 1).flatten(1)
         total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
         return total.reshape(-1, *self.space)
+
+
+#: An int for all axes, a spatial tuple, or a full tuple with channels first.
+Extent: TypeAlias = int | Sequence[int]
+
+
+def window_grid(
+    space: tuple[int, ...],
+    shape: Extent,
+    stride: Extent | None = None,
+    name: str = "sliding_window_shapes",
+    channels: int | None = None,
+) -> WindowGrid:
+    """The grid of a window and strides, checked in the user's words.
+
+    Args:
+        space: the input's spatial shape.
+        shape: the window's shape.
+        stride: the step along each axis; None is a quarter of the window.
+        name: the argument that the shape came from.
+        channels: how many the input has, where the shape may begin with them.
+    """
+    full = spatial(shape, name, space)
+    if len(full) > len(space) and full[0] != channels:
+        raise ValueError(
+            f"{name}={shape!r} covers {full[0]} of {channels} channels; a window takes all "
+            f"channels of a pixel together, so start the tuple with {channels} or leave the "
+            "channels out"
+        )
+    window = full[-len(space) :]
+    if any(width > size for width, size in zip(window, space, strict=True)):
+        raise ValueError(
+            f"{name}={shape!r} is larger than the input's spatial shape {space}; choose a window "
+            "that fits inside it"
+        )
+    if stride is None:
+        steps = tuple(max(1, width // 4) for width in window)
+    else:
+        steps = spatial(stride, "strides", space)[-len(space) :]
+    for step, width, size in zip(steps, window, space, strict=True):
+        if step > width and width < size:
+            raise ValueError(
+                f"strides={stride!r} steps over pixels: a stride of {step} is beyond the window's "
+                f"{width}; use at most {width}"
+            )
+    return WindowGrid(space, window, steps)
+
+
+def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
+    """An int or a tuple as a tuple of positive integers, with or without channels."""
+    if is_integer(given):
+        values = (operator.index(given),) * len(space)
+    elif isinstance(given, Sequence) and all(is_integer(item) for item in given):
+        values = tuple(operator.index(item) for item in given)
+    else:
+        raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
+    if len(values) not in (len(space), len(space) + 1):
+        raise ValueError(
+            f"{name}={given!r} has {len(values)} entries; an input with spatial shape "
+            f"{tuple(space)} takes an int, {len(space)} entries, or {len(space) + 1} with "
+            "channels first"
+        )
+    if any(value < 1 for value in values):
+        raise ValueError(f"{name}={given!r} must be positive")
+    return values
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value counts as an integer, which True and False do not."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+#: One size or several; each an int or a spatial tuple.
+Scales: TypeAlias = int | Sequence[Extent] | None
+
+#: The shorter side from which an input counts as large.
+LARGE_SIDE = 64
+#: The default sizes in each context, as shares of the shorter side, and the strides as shares of
+#: the size. What a small window says by itself is next to nothing, and next to larger ones a
+#: window of 16 pixels in the full context adds passes and noise (benchmarks/FAITHFULNESS.md).
+LARGE_INPUT = {
+    # 32, 64 and 96 pixels of 224 and the larger two of them, at strides of 16.
+    "full": ((1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6)),
+    "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 6)),
+}
+SMALL_INPUT = {
+    # 4 and 8 pixels of 28, at strides of 1 and 2; 8 and 12, at strides of 2 and 3.
+    "full": ((1 / 7, 1 / 4), (2 / 7, 1 / 4)),
+    "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 4)),
+}
+#: Where a size has more windows than this, its strides grow up to the window by default; where they
+#: are still too many, as small windows are in volumes, the size is left out.
+MOST_WINDOWS = 1500
+
+
+def default_grids(
+    space: tuple[int, ...], strides: Extent | None = None, context: str = "full"
+) -> tuple[WindowGrid, ...]:
+    """Windows in proportion to the input's shorter side, the same in all directions.
+
+    Strides that are given hold for every size, up to the width of its windows.
+    """
+    side = min(space)
+    grids: dict[tuple[int, ...], WindowGrid] = {}
+    for share, step in (LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT)[context]:
+        width = max(1, round(share * side))
+        if strides is not None:
+            grid = window_grid(space, width, _within(strides, width))
+        else:
+            grid = _affordable_grid(space, width, max(1, round(step * width)))
+        grids.setdefault(grid.window, grid)
+    every = tuple(grids.values())
+    affordable = tuple(grid for grid in every if len(grid) <= MOST_WINDOWS)
+    return every if strides is not None else affordable or every[-1:]
+
+
+def _affordable_grid(space: tuple[int, ...], width: int, step: int) -> WindowGrid:
+    """The grid of a size, with larger steps where a volume or a long image has too many windows."""
+    while (grid := window_grid(space, width, step)) and len(grid) > MOST_WINDOWS and step < width:
+        step += 1
+    return grid
+
+
+def _within(strides: Extent, width: int) -> Extent:
+    """Strides for a size that the user did not choose: no larger than its windows."""
+    if isinstance(strides, Sequence):
+        return [min(step, width) for step in strides]
+    return min(strides, width)
+
+
+def scale_grids(
+    space: tuple[int, ...], scales: Scales, strides: Extent | Sequence[Extent] | None
+) -> tuple[WindowGrid, ...]:
+    """One grid for each size, at strides of a quarter of the window unless they are given.
+
+    Args:
+        space: the input's spatial shape.
+        scales: the sizes, such as (16, 32, 64).
+        strides: one for all sizes, or one for each of them.
+    """
+    sizes = [scales] if is_integer(scales) else scales
+    if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
+        raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")
+    if is_integer(strides) or strides is None:
+        steps: Sequence[Extent | None] = [strides] * len(sizes)
+    elif isinstance(strides, Sequence) and len(strides) == len(sizes):
+        steps = strides
+    else:
+        raise ValueError(
+            f"strides={strides!r} does not fit scales={scales!r}; give one int for all sizes, or "
+            f"{len(sizes)} of them"
+        )
+    grids = tuple(
+        window_grid(space, size, step, "scales") for size, step in zip(sizes, steps, strict=True)
+    )
+    if len({grid.window for grid in grids}) < len(grids):
+        raise ValueError(f"scales={scales!r} holds a size twice; give each size once")
+    return grids

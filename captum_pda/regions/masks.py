@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.regions.placed_windows import PlacedWindows
-from captum_pda.regions.protocol import Integers
+from captum_pda.regions.protocol import Integers, PlacedWindows
 
 #: Boxes whose sides differ by less than this factor share one shape, so that they share batches.
 ALIKE = 1.25
