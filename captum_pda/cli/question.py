@@ -94,7 +94,8 @@ class Question:
 
     def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
         """What is hidden of a model's input, size by size."""
-        (regions,) = RegionChoice(**self.region_arguments).resolve((image,), context)
+        choice = RegionChoice(**self.region_arguments)
+        (regions,) = choice.resolve((image,), (context,))[context]
         return regions
 
     def n_windows_and_passes(self, image: Tensor) -> tuple[int, int]:

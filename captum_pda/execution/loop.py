@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 
+import torch
+
 from captum_pda.basics.kept_memory import kept_memory
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
@@ -109,17 +111,22 @@ class Run:
             for part in task.parts
         }
         # Before any batch is halved on one rank only: all must agree on who runs what.
-        chunks = [self._chunks(part, batch_sizes[part.depth]) for part in task.parts]
-        total = task.n_examples * sum(
+        in_batch = [batch_sizes[part.depth].rows_for(part.values[:1]) for part in task.parts]
+        total = sum(
             chunk.n_windows * self.sampling.in_context(part.context).n_samples
-            for part, own in zip(task.parts, chunks, strict=True)
-            for chunk in own
+            for part, rows in zip(task.parts, in_batch, strict=True)
+            for example in range(task.n_examples)
+            for chunk in self._chunks(part, example, rows)
         )
         warns = execution.ranks.rank == 0
         bar_of_all = ProgressBar(total, execution.title, task.seconds_per_pass, warns)
         with kept_memory(), bar_of_all as bar:
             for scene in task.scenes():
-                own = {number: chunks[number] for number in scene.parts if chunks[number]}
+                chunks = {
+                    number: self._chunks(task.parts[number], scene.example, in_batch[number])
+                    for number in scene.parts
+                }
+                own = {number: some for number, some in chunks.items() if some}
                 if not own:
                     continue
                 batch_size = batch_sizes[scene.first.depth]
@@ -139,14 +146,15 @@ class Run:
             n_windows = sum(chunk.n_windows for own in chunks.values() for chunk in own)
             self.reports.append((n_windows, report))
 
-    def _chunks(self, part: Part, batch_size: BatchSize) -> list[RankChunk]:
+    def _chunks(self, part: Part, example: int, rows_in_batch: int) -> list[RankChunk]:
+        """This rank's regions of a part of one example."""
         n_samples = self.sampling.in_context(part.context).n_samples
         sizes = ChunkSizes(
             values_per_pixel=n_samples * part.values.shape[1],
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.reader.n_columns)),
-            in_batch=max(1, batch_size.rows_for(part.values[:1]) // n_samples),
+            in_batch=max(1, rows_in_batch // n_samples),
         )
-        return rank_chunks(part.regions, sizes, self.execution.ranks)
+        return rank_chunks(part.regions, example, sizes, self.execution.ranks)
 
     def _run_scene(
         self,
@@ -187,12 +195,12 @@ class Run:
         scoring: Scoring,
     ) -> None:
         """Run this rank's regions of a chunk, and keep what is finished."""
-        windows = chunk.windows(self.task.parts[number].regions, filling.example)
-        boxes, fills = filling.contents.fills(windows, filling.sampling)
+        boxes, fills = filling.contents.fills(chunk.windows, filling.sampling)
+        members = torch.from_numpy(chunk.members).to(fills.device)
         for block in chunk.blocks:
             some = slice(block.start, block.stop)
             for finished, scores in score_windows(prepared, boxes[some], fills[:, some], scoring):
-                regions = finished + (chunk.first + block.start)
+                regions = members[finished + block.start]
                 self.known[number].put(filling.example, regions, scores)
 
 

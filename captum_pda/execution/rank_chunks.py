@@ -16,34 +16,27 @@ from torch import Tensor
 
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.execution.window_scores import WindowScores
-from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.regions.protocol import Integers, Regions, Windows
 
 #: Fill values held at once. Chunks depend on nothing but the task, so that the same seed gives
 #: the same draws whatever the batch size.
 VALUES_PER_CHUNK = 2**22
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankChunk:
     """Regions whose fills are made together, and those of them that this rank runs.
 
     Args:
-        group: the number of the regions' group of equal boxes.
-        start, stop: the first region in the group, and the one past the last.
-        first: the number of the first region among all.
+        windows: the regions.
+        members: their numbers among all.
         blocks: the regions of this rank, counted in the chunk, as many at once as are to be run
             together.
     """
 
-    group: int
-    start: int
-    stop: int
-    first: int
+    windows: Windows
+    members: Integers
     blocks: tuple[range, ...] = ()
-
-    def windows(self, regions: Regions, example: int) -> Windows:
-        """The regions of the chunk, for one example."""
-        return regions.boxes(example)[self.group][self.start : self.stop]
 
     @property
     def n_windows(self) -> int:
@@ -66,14 +59,14 @@ class ChunkSizes:
     in_batch: int
 
 
-def rank_chunks(regions: Regions, sizes: ChunkSizes, ranks: Ranks) -> list[RankChunk]:
-    """A rank's part of all regions: as many batches as any other rank has, or one fewer.
+def rank_chunks(regions: Regions, example: int, sizes: ChunkSizes, ranks: Ranks) -> list[RankChunk]:
+    """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
     The batches of a rank follow each other, so that it makes the fills of few chunks.
     """
     chunks = [
-        replace(chunk, blocks=_blocks(chunk.stop - chunk.start, sizes.at_once))
-        for chunk in _chunks(regions, sizes.values_per_pixel)
+        replace(chunk, blocks=_blocks(len(chunk.windows), sizes.at_once))
+        for chunk in _chunks(regions, example, sizes.values_per_pixel)
     ]
     if ranks.count > 1:
         chunks = _own_blocks(chunks, sizes.in_batch, ranks)
@@ -87,12 +80,11 @@ def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, 
         yield start, min(start + size, len(windows))
 
 
-def _chunks(regions: Regions, values_per_pixel: int) -> Iterator[RankChunk]:
-    first = 0
-    for group, windows in enumerate(regions.boxes(0)):
+def _chunks(regions: Regions, example: int, values_per_pixel: int) -> Iterator[RankChunk]:
+    groups = zip(regions.boxes(example), regions.members(example), strict=True)
+    for windows, members in groups:
         for start, stop in fill_chunks(windows, values_per_pixel):
-            yield RankChunk(group, start, stop, first + start)
-        first += len(windows)
+            yield RankChunk(windows[start:stop], members[start:stop])
 
 
 def _blocks(n_windows: int, at_once: int) -> tuple[range, ...]:

@@ -54,11 +54,10 @@ def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, 
     """The regions that were chosen of each tensor of a depth, in each context."""
     check_choice("context", context, CONTEXTS)
     contexts = ("full", "empty") if context == "both" else (context,)
-    tensors = depth.call.inputs
     return tuple(
         Part(depth, tensor, regions, each)
-        for each in contexts
-        for tensor, several in enumerate(choice.resolve(tensors, each))
+        for each, sets in choice.resolve(depth.call.inputs, contexts).items()
+        for tensor, several in enumerate(sets)
         for regions in several
     )
 

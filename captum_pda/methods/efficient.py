@@ -15,6 +15,7 @@ from captum_pda.execution.sampling import Sampling
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
+from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales, WindowGrid
 
 
@@ -48,12 +49,14 @@ class EfficientPDA(PerturbationPDA):
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
-        Without any of ``sliding_window_shapes``, ``scales`` and ``feature_mask``, windows of
-        several sizes are taken in proportion to the input's shorter side: 32, 64 and 96 pixels of
-        224, or 4 and 8 of 28. ``sliding_window_shapes=10, strides=1`` is the papers' setting.
+        By default images and volumes from 64 pixels on are divided into superpixels, about 12, 25,
+        60, 120 and 250 of them; smaller ones and time series into windows of several sizes in
+        proportion to the shorter side, such as 4 and 8 of 28.
+        ``sliding_window_shapes=10, strides=1`` is the papers' setting.
 
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;
@@ -78,11 +81,16 @@ class EfficientPDA(PerturbationPDA):
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
                 (1 or N, 1 or C, *space); pixels with one number are hidden together, those of
                 each tensor of a tuple by themselves.
+            superpixels: about how many regions that follow the image (SLIC), such as 60 or
+                (25, 60, 120); their maps are combined as those of ``scales``. More of them find
+                smaller things, at one pass for each.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        regions = RegionChoice(
+            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
+        )
         request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
@@ -100,6 +108,7 @@ class EfficientPDA(PerturbationPDA):
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
@@ -108,7 +117,9 @@ class EfficientPDA(PerturbationPDA):
         ``WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``; one for each tensor of a tuple.
         Memory grows with regions times outputs.
         """
-        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask, windows)
+        regions = RegionChoice(
+            sliding_window_shapes, strides, scales, feature_mask, windows, superpixels
+        )
         request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))

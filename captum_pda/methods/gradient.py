@@ -33,6 +33,7 @@ from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions
+from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
 
 
@@ -102,12 +103,13 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         pixelwise: bool = False,
         scales: Scales = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The first-order evidence of each pixel for and against the target.
 
         Args:
             inputs, target, additional_forward_args, sliding_window_shapes, strides, scales,
-                feature_mask: as in ``EfficientPDA.attribute``.
+                feature_mask, superpixels: as in ``EfficientPDA.attribute``.
             pixelwise: whether to return R_i = df/dx_i (x_i - x_i') for each value instead of
                 averaged sums over windows, with x_i' the mean of what the windows over i expect
                 there. With ``sliding_window_shapes=1``, x_i' is the conditional mean of a single
@@ -118,8 +120,10 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             one value.
         """
         tensors = check_inputs(inputs)
-        choice = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
-        regions = choice.resolve(tensors)
+        choice = RegionChoice(
+            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
+        )
+        regions = choice.resolve(tensors)["full"]
         gradients = self._gradients(tensors, target, additional_forward_args)
         attributions = tuple(
             self._combine(gradient, tensor, sizes, pixelwise)

@@ -25,6 +25,7 @@ from captum_pda.prediction.model_call import ModelCall
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
+from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
 
 if TYPE_CHECKING:
@@ -99,22 +100,23 @@ class PDA(PerturbationPDA):
         scales: Scales = None,
         strides: Extents = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
-            inputs, target, additional_forward_args, strides, feature_mask,
-                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
-            scales: the sizes of windows in both contexts. Default: in proportion to the input's
-                shorter side, of 224 pixels 32, 64 and 96 in the full context and the larger two
+            inputs, target, additional_forward_args, strides, feature_mask, superpixels,
+                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``. By default
+                about 12, 25, 60, 120 and 250 superpixels in the full context, and the first three
                 in the empty one.
+            scales: the sizes of windows in both contexts.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask)
+        regions = RegionChoice(None, strides, scales, feature_mask, superpixels=superpixels)
         request = Request(inputs, target, additional_forward_args, regions, "both")
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
@@ -127,6 +129,7 @@ class PDA(PerturbationPDA):
         scales: Scales = None,
         strides: Extents = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
     ) -> WindowEvidence:
@@ -134,7 +137,7 @@ class PDA(PerturbationPDA):
 
         Arguments as in ``attribute``. Memory grows with regions times outputs.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask)
+        regions = RegionChoice(None, strides, scales, feature_mask, superpixels=superpixels)
         request = Request(inputs, None, additional_forward_args, regions, "both", True)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))

@@ -35,7 +35,7 @@ from captum_pda.prediction.model_call import ModelCall, evaluation_mode
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Regions, Windows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -212,7 +212,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 part.context,
                 reading,
                 reference,
-                found.scores,
+                _with_absent(found.scores, reference, part.regions),
                 found.n_drawn,
                 found.errors,
                 part.depth.name,
@@ -234,3 +234,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     result,
                 )
         return result
+
+
+def _with_absent(scores: Tensor, reference: Tensor, regions: Regions) -> Tensor:
+    """Scores (N, W, columns) in which regions that an example does not have change nothing."""
+    absent = regions.absent(len(scores)).to(scores.device)
+    return torch.where(absent.unsqueeze(-1), reference.unsqueeze(1), scores)

@@ -16,6 +16,7 @@ from captum_pda.methods.perturbation import Pace, PerturbationPDA
 from captum_pda.prediction.inputs import check_count, check_tolerance
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
+from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales, WindowGrid
 
 
@@ -54,13 +55,14 @@ class SampledPDA(PerturbationPDA):
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
             inputs, target, additional_forward_args, sliding_window_shapes, strides,
-                perturbations_per_eval, show_progress, scales, context, feature_mask: as in
-                ``EfficientPDA.attribute``. In the empty context a region's true content is put
+                perturbations_per_eval, show_progress, scales, context, feature_mask,
+                superpixels: as in ``EfficientPDA.attribute``. In the empty context a region's true content is put
                 in and what surrounds it is at its expectation, so there is nothing to sample.
             n_samples: how many contents to draw for each window; with a tolerance, at most.
             generator: makes the draws reproducible, and different from call to call. Without one
@@ -76,7 +78,9 @@ class SampledPDA(PerturbationPDA):
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        regions = RegionChoice(
+            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
+        )
         request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(
             request,
@@ -103,6 +107,7 @@ class SampledPDA(PerturbationPDA):
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
@@ -112,7 +117,9 @@ class SampledPDA(PerturbationPDA):
         ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached.
         ``windows`` as in ``EfficientPDA.evidence``. Memory grows with windows times outputs.
         """
-        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask, windows)
+        regions = RegionChoice(
+            sliding_window_shapes, strides, scales, feature_mask, windows, superpixels
+        )
         request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(
             request,

@@ -10,6 +10,13 @@ from torch import Tensor
 
 from captum_pda.regions.masks import feature_mask_regions
 from captum_pda.regions.protocol import Regions
+from captum_pda.regions.superpixels import (
+    GRANULARITIES,
+    Granularities,
+    Superpixels,
+    check_granularities,
+    has_superpixels,
+)
 from captum_pda.regions.windows import (
     LARGE_SIDE,
     Extent,
@@ -29,6 +36,10 @@ Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 
+#: The arguments of which one at most says what is hidden.
+CHOICES = ("windows", "feature_mask", "superpixels", "scales", "sliding_window_shapes")
+
+
 @dataclass(frozen=True, eq=False)
 class RegionChoice:
     """The arguments that say what is hidden, as the user gave them.
@@ -39,6 +50,7 @@ class RegionChoice:
         scales: windows of several sizes.
         feature_mask: regions of any shape, as in Captum's FeatureAblation.
         windows: some windows of a WindowGrid only.
+        superpixels: how many regions that follow the image, once or several times.
     """
 
     sliding_window_shapes: Extents = None
@@ -46,10 +58,48 @@ class RegionChoice:
     scales: Scales = None
     feature_mask: Tensor | tuple[Tensor, ...] | None = None
     windows: WindowGrid | tuple[WindowGrid, ...] | None = None
+    superpixels: Granularities = None
 
-    def resolve(self, inputs: tuple[Tensor, ...], context: str = "full") -> RegionSets:
-        """The regions of each input tensor; by default windows of sizes that suit the context."""
+    def resolve(
+        self, inputs: tuple[Tensor, ...], contexts: Sequence[str] = ("full",)
+    ) -> dict[str, RegionSets]:
+        """The regions of each input tensor in each context; what is the same in two contexts is one
+        object. By default superpixels, or windows in proportion to small images."""
         self._check_one_is_given()
+        if self._is_given:
+            return dict.fromkeys(contexts, self._given(inputs))
+        steps = _one_each(self.strides, len(inputs), "strides")
+        found: dict[tuple[int, int], Superpixels] = {}
+        return {
+            context: tuple(
+                self._default(number, tensor, step, context, found)
+                for number, (tensor, step) in enumerate(zip(inputs, steps, strict=True))
+            )
+            for context in contexts
+        }
+
+    @property
+    def _is_given(self) -> bool:
+        return any(getattr(self, name) is not None for name in CHOICES)
+
+    def _default(
+        self,
+        number: int,
+        tensor: Tensor,
+        strides: Extent | None,
+        context: str,
+        found: dict[tuple[int, int], Superpixels],
+    ) -> tuple[Regions, ...]:
+        """The regions of a tensor that nothing was said about, those found before among them."""
+        shape = tuple(tensor.shape)
+        if strides is not None or not has_superpixels(shape):
+            return default_grids(shape[2:], strides, context)
+        for granularity in GRANULARITIES[context]:
+            if (number, granularity) not in found:
+                found[number, granularity] = Superpixels(tensor, granularity)
+        return tuple(found[number, granularity] for granularity in GRANULARITIES[context])
+
+    def _given(self, inputs: tuple[Tensor, ...]) -> RegionSets:
         if self.windows is not None:
             return tuple((grid,) for grid in given_grids(inputs, self.windows))
         if self.feature_mask is not None:
@@ -58,20 +108,22 @@ class RegionChoice:
             return tuple(
                 scale_grids(tuple(tensor.shape[2:]), self.scales, self.strides) for tensor in inputs
             )
-        if self.sliding_window_shapes is None:
-            steps = _one_each(self.strides, len(inputs), "strides")
+        if self.superpixels is not None:
             return tuple(
-                default_grids(tuple(tensor.shape[2:]), step, context)
-                for tensor, step in zip(inputs, steps, strict=True)
+                tuple(
+                    Superpixels(tensor, granularity)
+                    for granularity in check_granularities(self.superpixels, tuple(tensor.shape))
+                )
+                for tensor in inputs
             )
         return tuple(
             (grid,) for grid in make_grids(inputs, self.sliding_window_shapes, self.strides)
         )
 
     def _check_one_is_given(self) -> None:
-        names = ("windows", "feature_mask", "scales", "sliding_window_shapes")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and given[0] in ("windows", "feature_mask") and self.strides is not None:
+        given = [name for name in CHOICES if getattr(self, name) is not None]
+        without_strides = ("windows", "feature_mask", "superpixels")
+        if given and given[0] in without_strides and self.strides is not None:
             given.append("strides")
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both say what to hide; give one of them")

@@ -1,12 +1,12 @@
-"""Regions of any shape from a mask of numbers: superpixels, organs, patches of a transformer."""
+"""Regions of any shape from integers: superpixels, organs, patches of a transformer."""
 
 from __future__ import annotations
 
 import math
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,14 +14,14 @@ from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.regions.protocol import Integers, PlacedWindows
 
 #: Boxes whose sides differ by less than this factor share one shape, so that they share batches.
-ALIKE = 1.25
+BOX_RATIO = 1.25
 
 
 class FeatureMaskRegions:
-    """The regions that a mask of integers draws: all pixels with one number are one region.
+    """The regions of a mask of integers: all pixels with one number are one region.
 
-    The regions are numbered by the size of their boxes, smallest first, and ``labels`` tells the
-    mask's own number of each. A number that an example's mask lacks is a region without pixels.
+    Regions are in the order of their numbers, which are ``labels``. A number that an example's
+    mask lacks is a region without pixels, and is not asked for that example.
 
     Args:
         mask: the numbers of the pixels, (1 or N, *space); one row serves all examples.
@@ -29,41 +29,58 @@ class FeatureMaskRegions:
     Example::
 
         >>> regions = FeatureMaskRegions(torch.tensor([[[0, 0, 1], [0, 2, 1]]]))
-        >>> regions.labels
-        (2, 1, 0)
+        >>> regions.labels, regions.boxes(0)[0].window
+        ((0, 1, 2), (1, 1))
     """
 
     def __init__(self, mask: Tensor) -> None:
         labels, numbers = torch.unique(mask.cpu(), return_inverse=True)
-        numbers = numbers.reshape(mask.shape)
+        self.labels = tuple(int(label) for label in labels)
         self.space = tuple(mask.shape[1:])
-        low, high = _extents(numbers, len(labels))
-        sides = _alike((high - low).max(axis=0), self.space)
-        order = np.lexsort((*sides.T, sides.prod(axis=1)))
-        self.labels = tuple(int(label) for label in labels[torch.from_numpy(order)])
-        self._numbers = torch.from_numpy(np.argsort(order))[numbers]
-        self._low = low[:, order]
-        self._sides = sides[order]
+        #: The region of each pixel, counted in the order of ``labels``, (1 or N, *space).
+        self.numbers = numbers.reshape(mask.shape)
+        self._last: tuple[int, tuple[PlacedWindows, ...], tuple[Integers, ...]] | None = None
 
     def __repr__(self) -> str:
-        return f"FeatureMaskRegions({len(self)} regions of about {self.size} in {self.space})"
+        return f"{type(self).__name__}({len(self)} regions in {self.space})"
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def size(self) -> tuple[int, ...]:
-        """The mean extent of the regions' boxes."""
-        return tuple(int(side) for side in self._sides.mean(axis=0).round())
+        """The mean extent of the regions' boxes in the first example."""
+        low, high, present = _extents(self.numbers[0].numpy(), len(self))
+        return tuple(int(side) for side in (high - low)[present].mean(axis=0).round())
+
+    @property
+    def title(self) -> str:
+        """What to call the regions."""
+        return f"{len(self)} regions"
 
     def boxes(self, example: int) -> tuple[PlacedWindows, ...]:
         """The regions of an example, in groups whose boxes have one shape."""
-        row = 0 if len(self._numbers) == 1 else example
-        return tuple(self._group(row, start, stop) for start, stop in self._groups)
+        return self._groups(example)[0]
+
+    def members(self, example: int) -> tuple[Integers, ...]:
+        """The numbers of the regions in each group of ``boxes``."""
+        return self._groups(example)[1]
+
+    def absent(self, n_examples: int) -> Tensor:
+        """Which regions have no pixels, (N, W)."""
+        present = torch.zeros(len(self.numbers), len(self), dtype=torch.bool, device="cpu")
+        present.scatter_(1, self.numbers.flatten(1), True)
+        return ~present.expand(n_examples, -1)
+
+    def pixels_of(self, example: int, number: int) -> npt.NDArray[np.bool_]:
+        """Which pixels of an example belong to a region, (*space)."""
+        row = self.numbers[0 if len(self.numbers) == 1 else example]
+        pixels: npt.NDArray[np.bool_] = (row == number).numpy()
+        return pixels
 
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel its region's value of (N, W), (N, *space)."""
-        numbers = self._numbers.to(values.device).flatten(1).expand(len(values), -1)
+        numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)
         return values.gather(1, numbers).reshape(len(values), *self.space)
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
@@ -72,23 +89,42 @@ class FeatureMaskRegions:
 
     def settings(self) -> dict[str, object]:
         """What describes the regions, as plain values."""
-        described = {"labels": list(self.labels), "numbers": self._numbers}
-        return {"kind": "FeatureMaskRegions", "mask_sha256": fingerprint(described)}
+        described = {"labels": list(self.labels), "numbers": self.numbers}
+        return {"kind": type(self).__name__, "mask_sha256": fingerprint(described)}
 
-    @cached_property
-    def _groups(self) -> list[tuple[int, int]]:
-        """Where each group of regions with equal boxes begins and ends."""
-        changes = 1 + np.flatnonzero((self._sides[1:] != self._sides[:-1]).any(axis=1))
-        edges = [0, *changes.tolist(), len(self)]
-        return list(pairwise(edges))
+    def _groups(self, example: int) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
+        """Boxes and members of an example; those of the last one are kept."""
+        row = 0 if len(self.numbers) == 1 else example
+        last = self._last
+        if last is None or last[0] != row:
+            self._last = last = (row, *self._grouped(self.numbers[row]))
+        return last[1], last[2]
 
-    def _group(self, row: int, start: int, stop: int) -> PlacedWindows:
-        window = tuple(int(side) for side in self._sides[start])
-        corners = np.minimum(self._low[row, start:stop], np.subtract(self.space, window))
-        placed = PlacedWindows(self.space, window, corners, first=start)
-        within = self._numbers[row].reshape(-1)[placed.pixels()]
-        hidden = within == torch.arange(start, stop, device="cpu").unsqueeze(1)
-        return PlacedWindows(self.space, window, corners, hidden.reshape(-1, *window), first=start)
+    def _grouped(self, numbers: Tensor) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
+        low, high, present = _extents(numbers.numpy(), len(self))
+        sides = _rounded_sides(high - low, self.space)
+        order = np.lexsort((*sides.T, sides.prod(axis=1)))
+        order = order[present[order]]
+        changes = 1 + np.flatnonzero((sides[order][1:] != sides[order][:-1]).any(axis=1))
+        members = tuple(np.split(order, changes))
+        flat = numbers.reshape(-1)
+        groups = []
+        for some in members:
+            window = tuple(int(side) for side in sides[some[0]])
+            corners = np.minimum(low[some], np.subtract(self.space, window))
+            placed = PlacedWindows(self.space, window, corners)
+            hidden = flat[placed.pixels()] == torch.from_numpy(some).unsqueeze(1)
+            groups.append(
+                PlacedWindows(
+                    self.space,
+                    window,
+                    corners,
+                    hidden.reshape(-1, *window),
+                    # The mask's own number: the same draws, whatever other examples there are.
+                    first=self.labels[some[0]],
+                )
+            )
+        return tuple(groups), members
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:
@@ -113,28 +149,23 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
     return FeatureMaskRegions(mask[:, 0])
 
 
-def _extents(numbers: Tensor, n_regions: int) -> tuple[Integers, Integers]:
-    """The first pixel of each region and the one past its last, each (rows, regions, dims)."""
-    rows, *space = numbers.shape
-    low = np.zeros((rows, n_regions, len(space)), dtype=np.int64)
-    high = low + 1
-    for row, values in enumerate(numbers.numpy()):
-        places = np.indices(space).reshape(len(space), -1)
-        flat = values.reshape(-1)
-        for axis, along in enumerate(places):
-            first = np.full(n_regions, math.prod(space), dtype=np.int64)
-            last = np.full(n_regions, -1, dtype=np.int64)
-            np.minimum.at(first, flat, along)
-            np.maximum.at(last, flat, along)
-            present = last >= 0
-            low[row, present, axis] = first[present]
-            high[row, present, axis] = last[present] + 1
-    return low, high
+def _extents(numbers: Integers, n_regions: int) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
+    """The first pixel of each region and the one past its last, each (regions, dims), and whether
+    the region has any."""
+    space = numbers.shape
+    flat = numbers.reshape(-1)
+    low = np.full((n_regions, len(space)), max(space), dtype=np.int64)
+    high = np.zeros((n_regions, len(space)), dtype=np.int64)
+    for axis, places in enumerate(np.indices(space).reshape(len(space), -1)):
+        np.minimum.at(low[:, axis], flat, places)
+        np.maximum.at(high[:, axis], flat, places + 1)
+    return low, high, high[:, 0] > 0
 
 
-def _alike(sides: Integers, space: tuple[int, ...]) -> Integers:
-    """Sides rounded up to a ladder of sizes, so that boxes of about one size get one shape."""
-    steps = np.ceil(np.log(sides) / math.log(ALIKE))
-    ladder = np.ceil(ALIKE**steps - 1e-9).astype(np.int64)
-    alike: Integers = np.minimum(np.maximum(ladder, sides), space)
-    return alike
+def _rounded_sides(sides: Integers, space: Sequence[int]) -> Integers:
+    """Sides rounded up to powers of BOX_RATIO, so that boxes of about one size get one shape."""
+    sides = np.maximum(sides, 1)
+    steps = np.ceil(np.log(sides) / math.log(BOX_RATIO))
+    ladder = np.ceil(BOX_RATIO**steps - 1e-9).astype(np.int64)
+    rounded: Integers = np.minimum(np.maximum(ladder, sides), space)
+    return rounded

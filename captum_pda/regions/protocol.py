@@ -59,8 +59,8 @@ class Windows(Protocol):
 class Regions(Protocol):
     """All regions of an input, and how their values become a map.
 
-    A WindowGrid is the first of its kind; FeatureMaskRegions is another. Regions are numbered, and
-    ``boxes`` gives them in that order, in consecutive groups whose boxes have one shape.
+    There are WindowGrid, FeatureMaskRegions and Superpixels. Regions are numbered, and ``boxes``
+    gives those of an example in groups whose boxes have one shape.
     """
 
     @property
@@ -75,8 +75,21 @@ class Regions(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def title(self) -> str:
+        """What to call the regions, with their number or size."""
+        ...
+
     def boxes(self, example: int) -> Sequence[Windows]:
         """The regions of an example, in groups whose boxes have one shape."""
+        ...
+
+    def members(self, example: int) -> Sequence[Integers]:
+        """The numbers of the regions in each group of ``boxes``."""
+        ...
+
+    def absent(self, n_examples: int) -> Tensor:
+        """Which regions an example does not have, (N, W); they are in no group."""
         ...
 
     def average(self, values: Tensor) -> Tensor:

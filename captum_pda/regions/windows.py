@@ -76,6 +76,19 @@ class WindowGrid:
         """The windows, which are the same for every example."""
         return (self,)
 
+    def members(self, example: int) -> tuple[Integers]:
+        """The numbers of these windows, counted among themselves."""
+        return (np.arange(len(self)),)
+
+    def absent(self, n_examples: int) -> Tensor:
+        """Every example has every window."""
+        return torch.zeros(n_examples, len(self), dtype=torch.bool, device="cpu")
+
+    @property
+    def title(self) -> str:
+        """What to call the windows."""
+        return f"windows of {'x'.join(map(str, self.window))}"
+
     def settings(self) -> dict[str, object]:
         """What describes the windows, as plain values."""
         places = None if self.selected is None else list(self.selected)

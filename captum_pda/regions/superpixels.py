@@ -1,0 +1,108 @@
+"""Superpixels: regions that follow the image, at several granularities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from skimage.segmentation import slic
+from torch import Tensor
+
+from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.windows import is_integer
+
+#: About how many superpixels there are; one number or several.
+Granularities: TypeAlias = int | Sequence[int] | None
+
+#: The shorter side from which an image has superpixels by default.
+SMALLEST_SIDE = 64
+#: The default granularities in each context. What a small region says by itself is next to nothing.
+GRANULARITIES = {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)}
+#: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
+COMPACTNESS = 0.1
+
+
+class Superpixels(FeatureMaskRegions):
+    """The regions that SLIC (Achanta et al. 2012) finds in each example.
+
+    The channels are stretched from 0 to 1 first, so that the regions do not depend on how the input
+    was normalised. Three channels of an image are taken as red, green and blue and compared in the
+    Lab space. Their outlines are those of the image, hidden or not.
+
+    Args:
+        images: the inputs, (N, C, *space) with two or three spatial dimensions.
+        granularity: about how many regions each has.
+
+    Example::
+
+        >>> Superpixels(images, 60).numbers.shape
+        torch.Size([8, 224, 224])
+    """
+
+    def __init__(self, images: Tensor, granularity: int) -> None:
+        self.granularity = granularity
+        super().__init__(torch.stack([_slic(image, granularity) for image in images]))
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """About how many regions there are."""
+        return (self.granularity,)
+
+    @property
+    def title(self) -> str:
+        """What to call the regions."""
+        return f"{self.granularity} superpixels"
+
+    def settings(self) -> dict[str, object]:
+        """What describes the regions, as plain values."""
+        return {**super().settings(), "granularity": self.granularity}
+
+
+def _slic(image: Tensor, granularity: int) -> Tensor:
+    """The superpixels of an image (C, *space), (*space)."""
+    values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
+    space = tuple(range(1, values.ndim))
+    low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))
+    stretched = np.moveaxis((values - low) / np.where(high > low, high - low, 1), 0, -1)
+    is_colour = stretched.shape[-1] == 3 and stretched.ndim == 3
+    labels = slic(
+        stretched,
+        n_segments=granularity,
+        compactness=100 * COMPACTNESS if is_colour else COMPACTNESS,
+        sigma=1,
+        convert2lab=is_colour,
+        start_label=0,
+        channel_axis=-1,
+    )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def check_granularities(superpixels: object, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of superpixels that were asked for, of an input of this shape (N, C, *space)."""
+    given = [superpixels] if is_integer(superpixels) else superpixels
+    if (
+        not isinstance(given, Sequence)
+        or isinstance(given, str)
+        or not given
+        or not all(is_integer(number) and number > 0 for number in given)
+    ):
+        raise TypeError(
+            f"superpixels={superpixels!r} must be how many there are about, such as "
+            "superpixels=60 or superpixels=(25, 60, 120)"
+        )
+    if len(set(given)) < len(given):
+        raise ValueError(f"superpixels={superpixels!r} holds a number twice; give each once")
+    if len(shape) < 4:
+        raise ValueError(
+            f"superpixels are for images and volumes, and the input has shape {shape}; use "
+            "sliding_window_shapes or scales for one dimension"
+        )
+    return tuple(int(number) for number in given)
+
+
+def has_superpixels(shape: tuple[int, ...]) -> bool:
+    """Whether an input of shape (N, C, *space) is divided into superpixels by default."""
+    return len(shape) >= 4 and min(shape[2:]) >= SMALLEST_SIDE
