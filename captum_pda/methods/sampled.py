@@ -62,8 +62,9 @@ class SampledPDA(PerturbationPDA):
         Args:
             inputs, target, additional_forward_args, sliding_window_shapes, strides,
                 perturbations_per_eval, show_progress, scales, context, feature_mask,
-                superpixels: as in ``EfficientPDA.attribute``. In the empty context a region's true content is put
-                in and what surrounds it is at its expectation, so there is nothing to sample.
+                superpixels: as in ``EfficientPDA.attribute``. In the empty context a region's true
+                content is put in and what surrounds it is at its expectation, so there is nothing
+                to sample.
             n_samples: how many contents to draw for each window; with a tolerance, at most.
             generator: makes the draws reproducible, and different from call to call. Without one
                 they follow PyTorch's initial seed: the same seed gives the same map, and the
