@@ -25,7 +25,8 @@ from captum_pda.engines import (
     IncrementalEngine,
     IncrementalError,
 )
-from captum_pda.evidence.strongest import StrongWindow, strongest_windows
+from captum_pda.evidence.self_test import SelfTest
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
@@ -42,6 +43,7 @@ from captum_pda.priors import (
     PatchPrior,
 )
 from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
 
 __all__ = [
@@ -70,14 +72,16 @@ __all__ = [
     "PatchPrior",
     "ResultFolder",
     "SampledPDA",
+    "SelfTest",
     "SettingsError",
-    "StrongWindow",
+    "StrongRegion",
+    "Superpixels",
     "WindowEvidence",
     "WindowGrid",
     "__version__",
     "diagnostics",
     "explain_dataset",
-    "strongest_windows",
+    "strongest_regions",
 ]
 
 #: Rooms that draw and write pages; each is loaded when it is first asked for.

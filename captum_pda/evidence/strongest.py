@@ -1,9 +1,11 @@
-"""The windows that say most for a class, and most against it."""
+"""The regions that say most for a class, and most against it, as the map has them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,115 +14,228 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.basics.device_sync import in_double
+from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.reading import Quantity
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
-from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.prediction.measures import Measure, signed
+from captum_pda.regions.protocol import Regions
 
+Pixels = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
-@dataclass(frozen=True)
-class StrongWindow:
-    """A window and what it says: its first pixel, its shape, and its evidence.
-
-    Example::
-
-        >>> speak_for, speak_against = strongest_windows(evidence, target=3)
-        >>> speak_for[0]
-        StrongWindow(corner=(96, 40), shape=(32, 32), value=1.73)
-    """
-
-    corner: tuple[int, ...]
-    shape: tuple[int, ...]
-    value: float
-
-
-def strongest_windows(
-    evidence: WindowEvidence, target: TargetType, n: int = 3, rather_than: TargetType = None
-) -> tuple[list[StrongWindow], list[StrongWindow]]:
-    """The windows with the strongest evidence for ``target``, and those against it.
-
-    Windows overlap their neighbours, which say nearly the same; so a window is left out where it
-    overlaps a stronger one of its kind. There may be fewer than ``n``, as only windows that do
-    speak for the class (or against it) are listed. Of several sizes, a window counts by its
-    evidence relative to the spread of its size, since larger windows hold more; of both contexts,
-    by the mean of what is lost without it and what it says by itself. Regions of feature maps are
-    listed only where the evidence holds no others.
-
-    Args:
-        evidence: the evidence of one example with one input tensor.
-        target: the output to ask about.
-        n: how many windows of each kind.
-        rather_than: another output, to list what speaks for ``target`` rather than for that.
-
-    Example::
-
-        >>> speak_for, speak_against = strongest_windows(evidence, target=3)
-        >>> speak_for[0].corner, speak_for[0].value
-        ((96, 40), 1.73)
-    """
-    if len(evidence.inputs) != 1 or len(evidence.scores) != 1:
-        raise ValueError(
-            f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
-            "tensors each; explain a single example with a single input to list its windows"
-        )
-    quantity = evidence.reading.quantity(target)
-    if rather_than is not None:
-        quantity = evidence.reading.rather(target, rather_than)
-    found: dict[Regions, list[Tensor]] = {}
-    of_input = [part for part in evidence.parts if part.depth == "input"]
-    for part in of_input or evidence.parts:
-        found.setdefault(part.regions, []).append(part.differences(quantity)[0])
-    return pick_strongest(
-        [(regions.boxes(0), torch.stack(each).mean(dim=0)) for regions, each in found.items()], n
-    )
-
-
-def pick_strongest(
-    sizes: Sequence[tuple[Sequence[Windows], Tensor]], n: int
-) -> tuple[list[StrongWindow], list[StrongWindow]]:
-    """The strongest windows for and against, from those of each size and their values (W,)."""
-    n = check_count("n", n)
-    corners: list[npt.NDArray[np.int64]] = []
-    shapes: list[npt.NDArray[np.int64]] = []
-    values, strengths = [], []
-    for boxes, bits in sizes:
-        plain = torch.nan_to_num(in_double(bits.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
-        spread = float(plain.std()) if len(sizes) > 1 else 1.0
-        corners.extend(windows.corner_array for windows in boxes)
-        shapes.extend(np.tile(windows.window, (len(windows), 1)) for windows in boxes)
-        values.append(plain)
-        strengths.append(plain / (spread or 1.0))
-    candidates = _Candidates(
-        np.concatenate(corners),
-        np.concatenate(shapes),
-        np.concatenate(values),
-        np.concatenate(strengths),
-    )
-    return candidates.strongest(n), candidates.strongest(n, sign=-1)
+#: The share of the input that a listed region has at best: large enough to be a part of an object.
+REGION_SHARE = 1 / 25
+#: Regions whose value is a smaller share of the largest one are not listed.
+LEAST_SHARE = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class _Candidates:
-    """Windows with their corners and shapes (W, dims), values and strengths (W,)."""
+class StrongRegion:
+    """A region that is listed because of the map, and the answers to each question about it.
 
-    corners: npt.NDArray[np.int64]
-    shapes: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
-    strengths: npt.NDArray[np.float64]
+    Args:
+        pixels: which pixels belong to it, (*space).
+        value: the mean of the map inside it; its sign and order in the list are those of the map.
+        seen: P(c) with everything seen, or the raw output.
+        unseen: the same without the region; None where that was not asked.
+        lost: what is lost without it, in the measure's unit: its evidence in the full context.
+        alone: what it says by itself, over an input of which nothing is seen: its evidence in the
+            empty context.
+        uncertain: whether regions of other sizes disagree about it by as much as its value.
+        measure: what evidence is measured in.
 
-    def strongest(self, n: int, sign: int = 1) -> list[StrongWindow]:
-        """The n highest of ``sign * strengths`` that are positive and do not overlap."""
-        left = sign * self.values > 0
-        chosen: list[StrongWindow] = []
-        while left.any() and len(chosen) < n:
-            best = int(np.argmax(np.where(left, sign * self.strengths, -np.inf)))
-            low, shape = self.corners[best], self.shapes[best]
-            chosen.append(
-                StrongWindow(
-                    tuple(int(start) for start in low),
-                    tuple(int(side) for side in shape),
-                    float(self.values[best]),
-                )
+    Example::
+
+        >>> speak_for, speak_against = strongest_regions(evidence, target=3)
+        >>> print(speak_for[0])
+        without it: 95.1% -> 62.0% (-3.6 bits); by itself: +9.6 bits over nothing
+    """
+
+    pixels: Pixels
+    value: float
+    seen: float
+    unseen: float | None
+    lost: float | None
+    alone: float | None
+    uncertain: bool
+    measure: Measure
+
+    @property
+    def corner(self) -> tuple[int, ...]:
+        """The first pixel of its box."""
+        return tuple(int(places.min()) for places in np.nonzero(self.pixels))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extent of its box."""
+        return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
+
+    def __str__(self) -> str:
+        return "; ".join(self.answers())
+
+    def __repr__(self) -> str:
+        return f"StrongRegion(corner={self.corner}, shape={self.shape}, {self})"
+
+    def answers(self) -> list[str]:
+        """Each question about the region with its answer, as every list shows them."""
+        unit = f" {self.measure.unit}" if self.measure.unit else ""
+        found = []
+        if self.lost is not None and self.unseen is not None:
+            said = self.measure.in_words
+            change = f"{said(self.seen)} -> {said(self.unseen)}"
+            found.append(f"without it: {change} ({signed(-self.lost)}{unit})")
+        if self.alone is not None:
+            found.append(f"by itself: {signed(self.alone)}{unit} over nothing")
+        if self.uncertain:
+            found.append("uncertain: other sizes disagree")
+        return found
+
+
+def strongest_regions(
+    evidence: WindowEvidence,
+    target: TargetType,
+    n: int = 3,
+    rather_than: TargetType = None,
+    example: int | None = None,
+) -> tuple[list[StrongRegion], list[StrongRegion]]:
+    """The regions with the strongest evidence for ``target``, and those against it.
+
+    The map decides: a region counts by the mean of the map inside it. Listed regions do not
+    overlap. There may be fewer than ``n``, as only regions that do speak for the class (or against
+    it) are listed. Of several sizes, those are listed that have about a 25th of the input.
+
+    Args:
+        evidence: with one input tensor.
+        target: the output to ask about.
+        n: how many regions of each kind.
+        rather_than: another output, to list what speaks for ``target`` rather than for that.
+        example: which one, where the evidence is of several.
+
+    Example::
+
+        >>> speak_for, speak_against = strongest_regions(evidence, target=3)
+        >>> speak_for[0].corner, speak_for[0].lost
+        ((96, 40), 1.73)
+    """
+    n = check_count("n", n)
+    example = evidence.checked_example(example)
+    quantity = evidence.reading.quantity(target)
+    map_ = evidence.attribution(target) if rather_than is None else None
+    if rather_than is not None:
+        quantity = evidence.reading.rather(target, rather_than)
+        map_ = evidence.contrast(target, rather_than)
+    whole = map_[0] if isinstance(map_, tuple) else cast(Tensor, map_)
+    values = _plain(whole[example, 0])
+    of_input = [part for part in evidence.parts if part.depth == "input"]
+    parts = of_input or list(evidence.parts)
+    space = values.shape
+    parts = [part for part in parts if part.regions.space == space] or parts
+    regions = listed_regions([part.regions for part in parts], math.prod(space))
+    candidates = _pixels_of_each(regions, example, space)
+    means = np.array([values[pixels].mean() for _, pixels in candidates])
+    own = [part for part in parts if part.regions is regions]
+    others = _standardised_maps(parts, quantity, example, space)
+    chosen: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
+    taken = np.zeros(space, dtype=np.bool_)
+    for place in np.argsort(-np.abs(means), kind="stable"):
+        number, pixels = candidates[place]
+        kind = chosen[int(means[place] < 0)]
+        if abs(means[place]) <= LEAST_SHARE * np.abs(means).max():
+            break
+        if len(kind) == n or (taken & pixels).any():
+            continue
+        taken |= pixels
+        spread = [float(one[pixels].mean()) for one in others]
+        kind.append(
+            _described(
+                evidence,
+                own,
+                quantity,
+                target,
+                example,
+                number,
+                pixels,
+                float(means[place]),
+                spread,
             )
-            apart = (self.corners >= low + shape) | (self.corners + self.shapes <= low)
-            left &= apart.any(axis=1)
-        return chosen
+        )
+    return chosen
+
+
+def listed_regions(kinds: Sequence[Regions], n_pixels: int) -> Regions:
+    """Of several sizes of regions, the one whose regions are nearest to a 25th of the input."""
+
+    def distance(regions: Regions) -> float:
+        areas = [
+            math.prod(windows.window)
+            if windows.hidden is None
+            else float(windows.hidden.sum()) / len(windows)
+            for windows in regions.boxes(0)
+        ]
+        return abs(math.log(float(np.mean(areas)) / n_pixels / REGION_SHARE))
+
+    return min(dict.fromkeys(kinds), key=distance)
+
+
+def _pixels_of_each(
+    regions: Regions, example: int, space: tuple[int, ...]
+) -> list[tuple[int, Pixels]]:
+    """The number of each region of an example, and its pixels (*space)."""
+    found = []
+    for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+        for place, number in enumerate(members):
+            pixels = np.zeros(space, dtype=np.bool_)
+            corner = windows.corner_array[place]
+            box = tuple(slice(a, a + n) for a, n in zip(corner, windows.window, strict=True))
+            pixels[box] = True if windows.hidden is None else windows.hidden[place].numpy()
+            if pixels.any():
+                found.append((int(number), pixels))
+    return found
+
+
+def _described(
+    evidence: WindowEvidence,
+    own: Sequence[EvidencePart],
+    quantity: Quantity,
+    target: TargetType,
+    example: int,
+    number: int,
+    pixels: Pixels,
+    value: float,
+    spread: Sequence[float],
+) -> StrongRegion:
+    """A region with the answer to each question that was asked about it."""
+    prediction = evidence.reading.prediction(target)
+    answers: dict[str, float] = {}
+    unseen = None
+    for part in own:
+        answers[part.context] = float(part.differences(quantity)[example, number])
+        if part.context == "full":
+            unseen = float(prediction(part.scores)[example, number])
+    deviation = float(np.std(spread, ddof=1)) if len(spread) > 1 else 0.0
+    return StrongRegion(
+        pixels=pixels,
+        value=value,
+        seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
+        unseen=unseen,
+        lost=answers.get("full"),
+        alone=answers.get("empty"),
+        uncertain=len(spread) > 1 and abs(float(np.mean(spread))) <= deviation,
+        measure=evidence.measure,
+    )
+
+
+def _standardised_maps(
+    parts: Sequence[EvidencePart], quantity: Quantity, example: int, space: tuple[int, ...]
+) -> list[Floats]:
+    """The map of each size and context, divided by its standard deviation over the pixels."""
+    maps = [_plain(part.map(part.differences(quantity), space)[example]) for part in parts]
+    return [values / (values.std() or 1.0) for values in maps]
+
+
+def _plain(values: Tensor) -> Floats:
+    plain: Floats = (
+        torch.nan_to_num(in_double(values.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
+    )
+    return plain

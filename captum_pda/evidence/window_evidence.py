@@ -13,6 +13,7 @@ from captum_pda._captum import TargetType, format_output
 from captum_pda.evidence.combine import combined, combined_weights
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Quantity, Reading
+from captum_pda.evidence.self_test import SelfTest, self_test
 from captum_pda.prediction.inputs import attribution_dtype
 from captum_pda.prediction.measures import Measure
 
@@ -37,6 +38,8 @@ class WindowEvidence:
         reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         prior: what was expected in the place of regions; None is the default prior.
+        ask: from the number of an example and changed copies of it (rows, C, *space) to their
+            scores (rows, columns); None where there is no model to ask any more.
 
     Example::
 
@@ -56,6 +59,11 @@ class WindowEvidence:
     reading: Reading
     is_tuple: bool = False
     prior: Any = None
+    ask: Callable[[int, Tensor], Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The evidence is kept and sent without the model.
+        return {**self.__dict__, "ask": None}
 
     def __repr__(self) -> str:
         parts = ", ".join(map(repr, self.parts))
@@ -123,6 +131,51 @@ class WindowEvidence:
         outputs and probability differences, the difference of the two maps.
         """
         return self._maps(self.reading.rather(first, second))
+
+    def total(self, target: TargetType = None) -> Tensor:
+        """All evidence for ``target``, (N,): log2 odds with everything seen less log2 odds with
+        nothing seen, or the same in another measure. The model was asked with nothing seen where
+        there is an empty context, as PDA has."""
+        quantity = self.reading.quantity(target)
+        part = self.in_context("empty").parts[0]
+        everything, nothing = (quantity(one.unsqueeze(1)) for one in (self.scores, part.reference))
+        return (everything - nothing)[:, 0]
+
+    def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
+        """Test the map for ``target`` on its own input, with about 40 further passes.
+
+        The strongest k% of the pixels are hidden, and then only they are shown, for 19 values of k,
+        with the prior's conditional mean in the place of what is hidden. A map that explains the
+        answer loses it in the first case and keeps it in the second.
+
+        Args:
+            target: the output to ask about.
+            example: which one, where the evidence is of several.
+
+        Example::
+
+            >>> print(evidence.self_test(husky))
+            without the strongest 15%: 95% -> 3.1%; with only these: 91%
+        """
+        return self_test(self, target, example)
+
+    def checked_example(self, example: int | None) -> int:
+        """The number of one example of one input tensor; with a single example, None is it."""
+        if len(self.inputs) != 1:
+            raise ValueError(
+                f"evidence has {len(self.inputs)} input tensors; this needs one, so pass the "
+                "others as additional_forward_args"
+            )
+        if example is None and len(self.scores) > 1:
+            raise ValueError(
+                f"evidence holds {len(self.scores)} examples; say which one, such as example=0"
+            )
+        number = example or 0
+        if not 0 <= number < len(self.scores):
+            raise ValueError(
+                f"example={number} is out of range; there are {len(self.scores)} examples"
+            )
+        return number
 
     def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map of a run that was stopped: each pixel has the mean of the finished regions that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,14 @@ from captum_pda._captum import PerturbationAttribution, readable_name
 from captum_pda.basics import device_sync
 from captum_pda.basics.errors import NonFiniteOutputError, attach_result
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
+from captum_pda.engines import (
+    BatchLoop,
+    BatchSize,
+    Engine,
+    EngineReport,
+    engine_for,
+    engine_settings,
+)
 from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Reading
@@ -32,6 +40,7 @@ from captum_pda.execution.task import Depth, Execution, Part
 from captum_pda.prediction.inputs import check_choice, check_count, check_inputs
 from captum_pda.prediction.measures import Measure, measure_for
 from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
@@ -219,7 +228,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             )
             for part, reference, found in known
         )
-        return WindowEvidence(call.inputs, task.seen, parts, reading, call.is_tuple, self.prior)
+        ask = partial(_ask, call, task.reader) if isinstance(call, ModelCall) else None
+        return WindowEvidence(
+            call.inputs, task.seen, parts, reading, call.is_tuple, self.prior, ask
+        )
 
     @staticmethod
     def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
@@ -234,6 +246,14 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     result,
                 )
         return result
+
+
+def _ask(call: ModelCall, reader: Reader, example: int, copies: Tensor) -> Tensor:
+    """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
+    read, forward = reader.for_example(example), call.for_example(example, 0)
+    loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
+    with evaluation_mode(call.forward_func):
+        return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
 
 
 def _with_absent(scores: Tensor, reference: Tensor, regions: Regions) -> Tensor:

@@ -74,6 +74,10 @@ class Measure(ABC):
         """The prediction itself: the probability p, or the output as it is."""
         return torch.sigmoid(scores) if self.needs_probabilities else scores
 
+    def in_words(self, prediction: float) -> str:
+        """A prediction as it is told: a probability in percent, or the output."""
+        return percent(prediction) if self.needs_probabilities else f"{prediction:.4g}"
+
     def settings(self) -> dict[str, Any]:
         """What the measured values depend on, as plain values."""
         return {"name": self.name, **asdict(self)}
@@ -200,3 +204,15 @@ def marginalise(scores: Tensor, output: str) -> Tensor:
     return torch.logsumexp(F.logsigmoid(scores), dim=0) - torch.logsumexp(
         F.logsigmoid(-scores), dim=0
     )
+
+
+def percent(share: float) -> str:
+    """A probability in percent to a tenth, or with as many digits as tell it from 0 and from 1."""
+    from_end = min(share, 1 - share)
+    digits = -math.floor(math.log10(100 * from_end)) if 0 < from_end < 1 else 1
+    return f"{100 * share:.{min(6, max(1, digits))}f}%"
+
+
+def signed(value: float) -> str:
+    """A number with its sign, to a tenth or to two digits."""
+    return f"{value:+.1f}" if abs(value) >= 1 else f"{value:+.2g}"

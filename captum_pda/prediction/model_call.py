@@ -74,7 +74,7 @@ class ModelCall:
         additional_forward_args: object = None,
         is_tuple: bool = False,
     ) -> None:
-        self._forward_func = forward_func
+        self.forward_func = forward_func
         self.is_tuple = is_tuple
         self.inputs = self.given = inputs
         self._additional = format_additional_forward_args(additional_forward_args) or ()
@@ -113,7 +113,7 @@ class ModelCall:
         try:
             return one_row_each(self._run(*arguments), n_rows)
         except (RuntimeError, ValueError) as error:
-            if self._only is not None or not may_be_fixed(self._forward_func, error):
+            if self._only is not None or not may_be_fixed(self.forward_func, error):
                 raise
         # The model has taken the inputs as they are: as many at a time, then.
         self._only = len(self.inputs[0])
@@ -122,11 +122,11 @@ class ModelCall:
     def _run(self, *arguments: Any) -> Any:
         """What the model returns, called with as many rows at a time as it takes."""
         if self._only is None or self._only == len(arguments[0]):
-            return self._forward_func(*arguments)
+            return self.forward_func(*arguments)
         is_row = [
             _is_per_example(each, len(self.inputs[0])) for each in (*self.inputs, *self._additional)
         ]
-        return run_in_batches(self._forward_func, arguments, is_row, self._only)
+        return run_in_batches(self.forward_func, arguments, is_row, self._only)
 
     def repeated(self, example: int, n_copies: int, as_one_row: bool = False) -> Any:
         """What the model returns for copies of one example as it is.

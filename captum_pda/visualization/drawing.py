@@ -5,16 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap
+from matplotlib.colors import Colormap, ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from captum_pda.prediction.measures import Measure, find_measure
 from captum_pda.visualization.arrays import Floats
+
+#: The colours of what speaks for a class, and against it.
+FOR, AGAINST = "#b2182b", "#2166ac"
 
 
 def label_for(measure: str | Measure, label: str | None) -> str:
@@ -22,9 +24,19 @@ def label_for(measure: str | Measure, label: str | None) -> str:
     return find_measure(measure).label if label is None else label
 
 
-def evidence_colormap() -> Colormap:
-    """Blue through white to red, with exactly white in the middle and grey for NaN."""
-    return matplotlib.colormaps["bwr"].resampled(257).with_extremes(bad="0.5")
+def evidence_colormap(opacity: float | None = None) -> Colormap:
+    """Blue through white to red, which colour-blind eyes tell apart too, and grey for NaN.
+
+    With an opacity, colours are transparent at zero and reach it at the ends, so that an image
+    below is seen wherever nothing is said.
+    """
+    strength = np.abs(np.linspace(-1, 1, 257))[:, None]
+    ends = np.where(np.arange(257)[:, None] < 128, to_rgb(AGAINST), to_rgb(FOR))
+    if opacity is None:
+        colours = 1 - strength**0.8 * (1 - ends)
+    else:
+        colours = np.hstack([ends, opacity * strength**0.6])
+    return ListedColormap(colours, name="evidence").with_extremes(bad="0.5")
 
 
 def draw_map(
@@ -33,17 +45,19 @@ def draw_map(
     scale: float,
     grey: Floats | None = None,
     cmap: str | Colormap | None = None,
-    alpha_overlay: float = 0.6,
+    alpha_overlay: float = 0.85,
 ) -> AxesImage:
     """Draw a map from -scale to scale, over the grey image if there is one."""
     if grey is not None:
-        axes.imshow(grey.mean(axis=2), cmap="gray", vmin=0, vmax=1)
+        # Between dark and light grey, so that colours stand out from black and from white.
+        axes.imshow(0.15 + 0.8 * grey.mean(axis=2), cmap="gray", vmin=0, vmax=1)
+    own = evidence_colormap(None if grey is None else alpha_overlay)
     return axes.imshow(
         values,
-        cmap=evidence_colormap() if cmap is None else cmap,
+        cmap=own if cmap is None else cmap,
         vmin=-scale,
         vmax=scale,
-        alpha=None if grey is None else alpha_overlay,
+        alpha=None if grey is None or cmap is None else alpha_overlay,
         # Smoothing would mix evidence for and against into evidence for nothing.
         interpolation="nearest",
     )

@@ -1,0 +1,156 @@
+"""The test of a map on its own input: hide the strongest pixels, and show only them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_pda._captum import TargetType
+from captum_pda.prediction.measures import Measure
+from captum_pda.priors import EmptyContext, prior_for
+from captum_pda.regions.protocol import PlacedWindows
+
+if TYPE_CHECKING:
+    from captum_pda.evidence.window_evidence import WindowEvidence
+
+#: The shares of the pixels that are hidden, or shown alone.
+SHARES = (
+    0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3,
+    0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
+)  # fmt: skip
+#: A map that separates the two curves by less than this share of the prediction fails.
+LEAST_GAIN = 0.1
+#: The summary takes the smallest share of pixels that reaches this share of the largest effect.
+NEARLY = 0.7
+
+
+@dataclass(frozen=True, eq=False)
+class SelfTest:
+    """What the model predicts with the strongest pixels hidden, and with only them shown.
+
+    Args:
+        shares: the share of pixels that are hidden or shown, from 0 to 1, (K,).
+        hidden: P(c) with the strongest pixels hidden, or the raw output, (K,).
+        shown: the same with only these pixels shown, (K,).
+        measure: what evidence is measured in.
+
+    Example::
+
+        >>> test = evidence.self_test(husky)
+        >>> print(test)
+        without the strongest 15%: 95% -> 3.1%; with only these: 91%
+        >>> test.gain                     # the symmetric relevance gain of this map
+        0.61
+    """
+
+    shares: Tensor
+    hidden: Tensor
+    shown: Tensor
+    measure: Measure
+
+    @property
+    def gain(self) -> float:
+        """The area between the two curves: the symmetric relevance gain, 0 for a random order."""
+        return float(torch.trapezoid(self.shown - self.hidden, self.shares))
+
+    @property
+    def prediction(self) -> float:
+        """P(c) with everything seen, or the raw output."""
+        return float(self.hidden[0])
+
+    @property
+    def passed(self) -> bool:
+        """Whether the strongest pixels explain the prediction better than the others do."""
+        whole = abs(float(self.hidden[0] - self.hidden[-1]))
+        reference = self.prediction if self.measure.needs_probabilities else whole
+        return self.gain > LEAST_GAIN * reference
+
+    @property
+    def share(self) -> float:
+        """The smallest share of pixels with nearly the largest effect."""
+        effect = self.shown - self.hidden
+        best = float(effect[1:-1].max())
+        place = (
+            int((effect[1:-1] >= NEARLY * best).nonzero()[0]) + 1 if best > 0 else len(effect) // 2
+        )
+        return float(self.shares[place])
+
+    def at(self, share: float) -> tuple[float, float]:
+        """P(c) with this share of the strongest pixels hidden, and with only them shown."""
+        place = int((self.shares - share).abs().argmin())
+        return float(self.hidden[place]), float(self.shown[place])
+
+    def __str__(self) -> str:
+        share = self.share
+        hidden, shown = self.at(share)
+        said = self.measure.in_words
+        words = (
+            f"without the strongest {100 * share:.0f}%: {said(self.prediction)} -> {said(hidden)}"
+        )
+        if self.passed:
+            return f"{words}; with only these: {said(shown)}"
+        return (
+            "this map does not explain the answer: hiding the strongest "
+            f"{100 * share:.0f}% changes {said(self.prediction)} to {said(hidden)}, and with only "
+            f"these it is {said(shown)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"SelfTest({self}; symmetric relevance gain {self.gain:.2f})"
+
+
+def self_test(
+    evidence: WindowEvidence, target: TargetType = None, example: int | None = None
+) -> SelfTest:
+    """Hide the strongest pixels of a map, and show only them; see ``WindowEvidence.self_test``."""
+    if evidence.ask is None:
+        raise ValueError(
+            "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
+            "feature map. Make it anew with PDA(model).evidence(inputs)"
+        )
+    number = evidence.checked_example(example)
+    image = evidence.inputs[0][number]
+    found = evidence.attribution(target)
+    values = (found[0] if isinstance(found, tuple) else found)[number, 0]
+    order = values.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).cpu()
+    n_shares = len(SHARES)
+    hidden = torch.zeros(2 * n_shares + 1, len(order), dtype=torch.bool, device="cpu")
+    for row, share in enumerate(SHARES):
+        count = max(1, round(share * len(order)))
+        hidden[row, order[:count]] = True
+        hidden[n_shares + row, order[count:]] = True
+    hidden[-1] = True
+    copies = hidden_copies(image, hidden.reshape(-1, *values.shape), evidence.prior)
+    scores = evidence.ask(number, copies)
+    # Scores of all examples, so that a target of each of them can be read.
+    rows = evidence.scores.unsqueeze(1).expand(-1, len(scores) + 1, -1).clone()
+    rows[number, 1:] = scores
+    seen, without, alone, nothing = torch.split(
+        evidence.reading.prediction(target)(rows)[number], [1, n_shares, n_shares, 1]
+    )
+    shares = torch.tensor([0.0, *SHARES, 1.0], dtype=seen.dtype, device=seen.device)
+    return SelfTest(
+        shares,
+        torch.cat([seen, without, nothing]),
+        torch.cat([nothing, alone, seen]),
+        evidence.measure,
+    )
+
+
+def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
+    """Copies of an image (C, *space) with pixels hidden (K, *space), at what the prior expects
+    there; where nothing is seen, at what it has for that."""
+    space = tuple(image.shape[1:])
+    some = ~masks.flatten(1).all(dim=1)
+    corners = np.zeros((int(some.sum()), len(space)), dtype=np.int64)
+    regions = PlacedWindows(space, space, corners, masks[some])
+    copies = EmptyContext(prior).nothing_seen(image).expand(len(masks), *image.shape).clone()
+    if len(regions):
+        fills = prior_for(prior, "conditional_mean").conditional_mean(image, regions)
+        copies[some.to(image.device)] = fills.to(image.dtype)
+    return torch.where(masks.to(image.device).unsqueeze(1), copies, image)

@@ -1,0 +1,335 @@
+"""Maps in their own units: one, several side by side, or every part of one explanation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from captum_pda._captum import TargetType
+from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.prediction.measures import Measure
+from captum_pda.visualization.arrays import (
+    Floats,
+    Image,
+    check_scale,
+    evidence_map,
+    evidence_scale,
+    picture_of_map,
+)
+from captum_pda.visualization.drawing import (
+    check_panels,
+    draw_colorbar,
+    draw_map,
+    draw_picture,
+    finish,
+    label_for,
+    new_figure,
+    show,
+)
+
+METHODS = ("heat_map", "blended_heat_map", "original_image")
+
+
+def visualize_evidence(
+    attribution: Image,
+    image: Image | None = None,
+    method: str | None = None,
+    scale: float | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    title: str | None = None,
+    measure: str | Measure = "weight_of_evidence",
+    colorbar_label: str | None = None,
+    show_colorbar: bool = True,
+    cmap: str | Colormap | None = None,
+    alpha_overlay: float = 0.85,
+    plt_fig_axis: tuple[Figure, Axes] | None = None,
+    fig_size: tuple[float, float] = (5, 5),
+    use_pyplot: bool = True,
+) -> tuple[Figure, Axes]:
+    """Draw a map as it is: red speaks for the class, blue against it, and zero is white.
+
+    Args:
+        attribution: a map of one image: a tensor (C, H, W) or (1, C, H, W), or a NumPy array
+            (H, W, C) or (H, W). Channels that all agree, as in every PDA map, count once;
+            others are added up.
+        image: the explained image, in the same forms.
+        method: "heat_map", "blended_heat_map" (over the grey image) or "original_image". Default:
+            blended where there is an image.
+        scale: the value that is drawn fully red, and its negative fully blue. Default: the
+            largest absolute value. Values beyond it are cut, and the colour bar gets arrows.
+        mean, std: the normalisation of the image, to be undone: x * std + mean. Without them,
+            values outside 0 to 1 are stretched from black to white.
+        title: what to write above.
+        measure: the measure of the map, by name or as an object; it labels the colour bar.
+        colorbar_label: a label of your own.
+        show_colorbar: whether to draw the colour bar.
+        cmap: a colour map of your own, with zero in its middle.
+        alpha_overlay: how much the strongest evidence covers the grey image, from 0 to 1; zero
+            covers nothing.
+        plt_fig_axis: a figure and axes to draw on, instead of new ones.
+        fig_size: the size of a new figure.
+        use_pyplot: whether a new figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes.
+
+    Example::
+
+        >>> attribution = EfficientPDA(model).attribute(image, target=3)
+        >>> visualize_evidence(attribution, image, mean=[0.485, 0.456, 0.406],
+        ...                    std=[0.229, 0.224, 0.225], title="husky")
+    """
+    if method is None:
+        method = "heat_map" if image is None else "blended_heat_map"
+    check_choice("method", method, METHODS)
+    values = evidence_map(attribution)
+    shown = None if image is None else picture_of_map(image, values, mean, std)
+    if shown is None and method != "heat_map":
+        raise ValueError(f"method={method!r} draws the image too; give image, or use 'heat_map'")
+    label = label_for(measure, colorbar_label)
+    scale = check_scale(scale, evidence_scale(values))
+    if plt_fig_axis is None:
+        figure = new_figure(fig_size, use_pyplot)
+        axes = figure.subplots()
+    else:
+        figure, axes = plt_fig_axis
+    if method == "original_image" and shown is not None:
+        draw_picture(axes, shown)
+    else:
+        grey = shown if method == "blended_heat_map" else None
+        heat_map = draw_map(axes, values, scale, grey, cmap, alpha_overlay)
+        if show_colorbar:
+            draw_colorbar(figure, [axes], [heat_map], label)
+    finish(axes, title)
+    if plt_fig_axis is None and use_pyplot:
+        show()
+    return figure, axes
+
+
+PANEL_WIDTH = 3.0
+
+
+def visualize_evidence_multiple(
+    attributions: Mapping[str, Image] | Sequence[Image],
+    image: Image | None = None,
+    method: str | None = None,
+    titles: Sequence[str] | None = None,
+    shared_scale: bool = True,
+    scale: float | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    image_title: str | None = "image",
+    measure: str | Measure = "weight_of_evidence",
+    colorbar_label: str | None = None,
+    show_colorbar: bool = True,
+    cmap: str | Colormap | None = None,
+    alpha_overlay: float = 0.85,
+    n_columns: int | None = None,
+    plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
+    fig_size: tuple[float, float] | None = None,
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw the image, if given, and several maps of it side by side.
+
+    Args:
+        attributions: the maps, in a list or as a table of titles and maps; each as for
+            ``visualize_evidence``.
+        image: the explained image, drawn first. None leaves it out.
+        method: "heat_map" or "blended_heat_map". Default: blended where there is an image.
+        titles: a title for each map, where they come in a list.
+        shared_scale: whether one scale and one colour bar serve all maps, so that colours can be
+            compared; otherwise each map has its own.
+        scale: the value that is drawn fully red in all maps. Default: the largest absolute value.
+        image_title: what to write above the image.
+        n_columns: how many to draw in a row. Default: all.
+        plt_fig_axis: a figure and a list of axes to draw on, one for the image and one for each
+            map.
+        fig_size: the size of a new figure. Default: 3 inches wide a panel.
+        mean, std, measure, colorbar_label, show_colorbar, cmap, alpha_overlay, use_pyplot: as for
+            ``visualize_evidence``.
+
+    Returns:
+        The figure and its axes: that of the image, if given, then one for each map.
+
+    Example::
+
+        >>> evidence = EfficientPDA(model).evidence(image)
+        >>> maps = {name: evidence.attribution(c) for c, name in enumerate(names)}
+        >>> visualize_evidence_multiple(maps, image)
+    """
+    if isinstance(attributions, Mapping):
+        if titles is not None:
+            raise ValueError("titles come with the maps in a table; give one or the other")
+        titles, attributions = list(attributions), list(attributions.values())
+    if len(attributions) == 0:
+        raise ValueError("attributions is empty; give at least one map")
+    names = [None] * len(attributions) if titles is None else list(titles)
+    if len(names) != len(attributions):
+        raise ValueError(
+            f"titles has {len(names)} entries for {len(attributions)} maps; give one for each"
+        )
+    if method is None:
+        method = "heat_map" if image is None else "blended_heat_map"
+    check_choice("method", method, METHODS[:2])
+    if image is None and method != "heat_map":
+        raise ValueError(f"method={method!r} draws the image too; give image, or use 'heat_map'")
+    label = label_for(measure, colorbar_label)
+    maps = [evidence_map(attribution) for attribution in attributions]
+    shown = [None if image is None else picture_of_map(image, one, mean, std) for one in maps]
+    together = check_scale(scale, evidence_scale(*maps))
+    one_scale = shared_scale or scale is not None
+
+    with_image = int(image is not None)
+    if plt_fig_axis is None:
+        n_panels = len(maps) + with_image
+        columns = n_panels if n_columns is None else check_count("n_columns", n_columns)
+        rows = math.ceil(n_panels / columns)
+        lines = max(str(name).count("\n") + 1 for name in [image_title, *names])
+        figure = new_figure(
+            fig_size or _size(rows, columns, maps[0].shape, lines, one_scale), use_pyplot
+        )
+        axes = _fill(figure, rows, columns, n_panels)
+    else:
+        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], len(maps) + with_image)
+    if shown[0] is not None:
+        draw_picture(axes[0], shown[0])
+        finish(axes[0], image_title)
+    drawn = []
+    for panel, values, below, name in zip(axes[with_image:], maps, shown, names, strict=True):
+        grey = below if method == "blended_heat_map" else None
+        one = together if one_scale else evidence_scale(values)
+        drawn.append(draw_map(panel, values, one, grey, cmap, alpha_overlay))
+        finish(panel, name)
+        if show_colorbar and not one_scale:
+            draw_colorbar(figure, [panel], drawn[-1:], label)
+    if show_colorbar and one_scale:
+        draw_colorbar(figure, axes, drawn, label)
+    if plt_fig_axis is None and use_pyplot:
+        show()
+    return figure, axes
+
+
+def _size(
+    rows: int, columns: int, space: tuple[int, ...], title_lines: int, one_scale: bool
+) -> tuple[float, float]:
+    """Inches for panels of the map's shape, their titles and their colour bars."""
+    height = min(max(space[0] / space[1], 0.3), 3) * PANEL_WIDTH + 0.25 * title_lines
+    bars = 1 if one_scale else rows
+    return columns * PANEL_WIDTH, rows * height + bars * 0.75
+
+
+def _fill(figure: Figure, rows: int, columns: int, n: int) -> list[Axes]:
+    """The first n axes of a grid; the others are left empty."""
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for empty in grid[n:]:
+        empty.axis("off")
+    return list(grid[:n])
+
+
+PANEL = 2.6  # inches
+CONTEXT_WORDS = {"full": "without each", "empty": "each by itself"}
+
+
+def visualize_evidence_parts(
+    evidence: WindowEvidence,
+    target: TargetType,
+    rather_than: TargetType = None,
+    image: Image | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    title: str | None = None,
+    shared_scale: bool = False,
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw the map of each size, context and depth beside the photo and the map of them all.
+
+    A row for each context and depth, a column for each size; each panel says what it shows.
+
+    Args:
+        evidence: the evidence of one image with two spatial dimensions.
+        target: the output to ask about.
+        rather_than: another output, to draw what speaks for ``target`` rather than for that.
+        image: what to show below the maps. Default: the explained input.
+        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
+        title: what to write above all.
+        shared_scale: whether one scale and one colour bar serve all maps. Larger windows hold more
+            bits, so each map has its own by default.
+        use_pyplot: whether the figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes: the photo, the map of all parts, then one for each part.
+
+    Example::
+
+        >>> visualize_evidence_parts(PDA(model).evidence(image), husky)
+    """
+    if len(evidence.inputs) != 1 or len(evidence.scores) != 1 or evidence.inputs[0].dim() != 4:
+        raise ValueError(
+            f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
+            "tensors; explain a single image with two spatial dimensions to draw its parts"
+        )
+    rows: dict[tuple[str, str], list[EvidencePart]] = {}
+    for part in evidence.parts:
+        rows.setdefault((part.depth, part.context), []).append(part)
+    each = [[replace(evidence, parts=(part,)) for part in parts] for parts in rows.values()]
+    maps = [[_map(one, target, rather_than) for one in row] for row in each]
+    whole = _map(evidence, target, rather_than)
+    shown = picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
+    scale = evidence_scale(whole, *(one for row in maps for one in row))
+
+    columns = max(2, *(len(row) for row in maps))
+    figure = new_figure((columns * PANEL, (1 + len(maps)) * (PANEL + 0.6)), use_pyplot)
+    grid = figure.subplots(1 + len(maps), columns, squeeze=False)
+    if title:
+        figure.suptitle(title)
+    draw_picture(grid[0, 0], shown)
+    finish(grid[0, 0], "the photo")
+    drawn: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
+    for number, (parts, row) in enumerate(zip(rows.values(), maps, strict=True), start=1):
+        drawn += [
+            (grid[number, place], values, part_words(part))
+            for place, (part, values) in enumerate(zip(parts, row, strict=True))
+        ]
+    heat_maps = []
+    for axes, values, words in drawn:
+        own = scale if shared_scale else evidence_scale(values)
+        heat_maps.append(draw_map(axes, values, own, shown))
+        finish(axes, words)
+        if not shared_scale:
+            draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
+    used = [grid[0, 0], *(axes for axes, _, _ in drawn)]
+    for axes in grid.ravel():
+        if axes not in used:
+            axes.axis("off")
+    if shared_scale:
+        draw_colorbar(figure, used, heat_maps, evidence.measure.label)
+    if use_pyplot:
+        show()
+    return figure, used
+
+
+def part_words(part: EvidencePart) -> str:
+    """What a part's map shows, in two short lines."""
+    title = part.regions.title
+    if part.depth != "input":
+        title = f"features of {part.depth}"
+    return f"{title}\n{CONTEXT_WORDS[part.context]}"
+
+
+def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:
+    found = (
+        evidence.attribution(target)
+        if rather_than is None
+        else evidence.contrast(target, rather_than)
+    )
+    return evidence_map(cast(Tensor, found))

@@ -1,0 +1,289 @@
+"""The regions that say most, the test of the map, and the picture that shows both beside it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.ndimage import distance_transform_edt
+
+from captum_pda._captum import TargetType
+from captum_pda.evidence.self_test import SelfTest
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.visualization.arrays import (
+    Floats,
+    Image,
+    evidence_map,
+    evidence_scale,
+    picture,
+    picture_of_map,
+)
+from captum_pda.visualization.drawing import (
+    AGAINST,
+    FOR,
+    check_panels,
+    draw_colorbar,
+    draw_map,
+    draw_picture,
+    finish,
+    new_figure,
+    show,
+)
+
+
+def visualize_strongest_regions(
+    evidence: WindowEvidence,
+    target: TargetType,
+    image: Image | None = None,
+    n: int = 3,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    title: str | None = None,
+    example: int | None = None,
+    plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
+    fig_size: tuple[float, float] | None = None,
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw the regions with the strongest evidence for a class (red) and against it (blue).
+
+    The first panel shows where they lie; the others look at each closely with its surroundings,
+    those that speak for the class above and those against it below, the strongest first.
+
+    Args:
+        evidence: of images with two spatial dimensions.
+        target: the output to ask about.
+        image: what to show. Default: the explained input.
+        n: how many regions of each kind; fewer are drawn where fewer say anything.
+        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
+        title: what to write above the first panel.
+        example: which one, where the evidence is of several.
+        plt_fig_axis: a figure and 1 + 2 n axes to draw on.
+        fig_size: the size of a new figure.
+        use_pyplot: whether a new figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes: the whole image, n regions for the class, n against it.
+
+    Example::
+
+        >>> evidence = PDA(model).evidence(image)
+        >>> visualize_strongest_regions(evidence, target=3, mean=0.5, std=0.5)
+    """
+    kinds = strongest_regions(evidence, target, n, example=example)
+    given = evidence.inputs[0][example or 0] if image is None else image
+    shown = picture(given, mean, std)
+    space = tuple(evidence.inputs[0].shape[2:])
+    if shown.shape[:2] != space:
+        raise ValueError(
+            f"image is {shown.shape[0]} x {shown.shape[1]} where the regions lie in {space}; pass "
+            "the tensor that was explained"
+        )
+    if plt_fig_axis is None:
+        figure = new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
+        grid = figure.add_gridspec(2, 2 + n)
+        axes = [figure.add_subplot(grid[:, :2])]
+        axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
+    else:
+        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 1 + 2 * n)
+    draw_picture(axes[0], shown)
+    draw_outlines(axes[0], *kinds)
+    finish(axes[0], title)
+    for panel in axes[1:]:
+        panel.axis("off")
+    for row, (regions, colour) in enumerate(zip(kinds, (FOR, AGAINST), strict=True)):
+        for number, region in enumerate(regions):
+            panel = axes[1 + row * n + number]
+            panel.axis("on")
+            _look_closely(panel, shown, region, colour)
+            finish(panel, f"{number + 1}")
+            panel.set_xlabel("\n".join(region.answers()).replace(": ", ":\n"), fontsize=7)
+    if plt_fig_axis is None and use_pyplot:
+        show()
+    return figure, axes
+
+
+def visualize_self_test(
+    test: SelfTest,
+    plt_fig_axis: tuple[Figure, Axes] | None = None,
+    fig_size: tuple[float, float] = (4, 3),
+    use_pyplot: bool = True,
+) -> tuple[Figure, Axes]:
+    """Draw the prediction with the strongest pixels hidden, and with only them shown.
+
+    Args:
+        test: what ``evidence.self_test(target)`` returned.
+        plt_fig_axis: a figure and axes to draw on, instead of new ones.
+        fig_size: the size of a new figure.
+        use_pyplot: whether a new figure is made by pyplot, and shown.
+    """
+    if plt_fig_axis is None:
+        figure = new_figure(fig_size, use_pyplot)
+        axes = figure.subplots()
+    else:
+        figure, axes = plt_fig_axis
+    shares = 100 * test.shares.cpu().numpy()
+    probabilities = test.measure.needs_probabilities
+    hidden, shown = (
+        (100 if probabilities else 1) * curve.cpu().numpy() for curve in (test.hidden, test.shown)
+    )
+    axes.fill_between(shares, hidden, shown, color="0.92")
+    axes.plot(shares, shown, color=FOR, label="only the strongest shown")
+    axes.plot(shares, hidden, color="0.25", linestyle="--", label="the strongest hidden")
+    axes.axvline(100 * test.share, color="0.6", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("strongest pixels (%)")
+    axes.set_ylabel("probability (%)" if probabilities else "output")
+    axes.set_xlim(0, 100)
+    if probabilities:
+        axes.set_ylim(0, 102)
+    axes.legend(fontsize=7, frameon=False, loc="best")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"the map's own test: gain {test.gain:.2f}", fontsize=10)
+    if plt_fig_axis is None and use_pyplot:
+        show()
+    return figure, axes
+
+
+def visualize_explanation(
+    evidence: WindowEvidence,
+    target: TargetType,
+    rather_than: TargetType = None,
+    name: str | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    n: int = 3,
+    test: SelfTest | bool = True,
+    example: int | None = None,
+    scale: float | None = None,
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw one explanation: the photo with its strongest regions, the map, and the map's test.
+
+    Args:
+        evidence: of images with two spatial dimensions.
+        target: the output to ask about.
+        rather_than: another output, to draw what speaks for ``target`` rather than for that.
+        name: what the output is called.
+        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
+        n: how many regions of each kind to outline.
+        test: the map's own test; True makes it, with about 40 passes, and False leaves it out. A
+            map of one output rather than another has none.
+        example: which one, where the evidence is of several.
+        scale: the value that is drawn fully red. Default: the largest absolute value.
+        use_pyplot: whether the figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes: photo, map and, where there is one, test.
+
+    Example::
+
+        >>> visualize_explanation(PDA(model).evidence(image), husky, name="husky")
+    """
+    number = evidence.checked_example(example)
+    if evidence.inputs[0].dim() != 4:
+        raise ValueError(
+            f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
+            "spatial dimensions"
+        )
+    kinds = strongest_regions(evidence, target, n, rather_than, number)
+    found = evidence.attribution(target)
+    if rather_than is not None:
+        found, test = evidence.contrast(target, rather_than), False
+    values = evidence_map((found[0] if isinstance(found, tuple) else found)[number])
+    shown = picture_of_map(evidence.inputs[0][number], values, mean, std)
+    if test is True:
+        test = evidence.self_test(target, number)
+    tested = test if isinstance(test, SelfTest) else None
+    columns = 2 if tested is None else 3
+    words = regions_in_words(*kinds)
+    if tested is not None:
+        words = [str(tested), *words]
+    lines = [
+        line
+        for each in words
+        for line in textwrap.wrap(each, 44 * columns, subsequent_indent="    ")
+    ]
+    height = 3.4 * shown.shape[0] / shown.shape[1] + 1.0 + 0.19 * len(lines)
+    figure = new_figure((3.4 * columns, height), use_pyplot)
+    axes = list(np.ravel(figure.subplots(1, columns)))
+    draw_picture(axes[0], shown)
+    draw_outlines(axes[0], *kinds)
+    finish(axes[0], name or "the input")
+    heat_map = draw_map(axes[1], values, scale or evidence_scale(values), shown)
+    finish(axes[1], "red speaks for it, blue against")
+    draw_colorbar(figure, axes[1:2], [heat_map], f"{evidence.measure.label}, mean of all questions")
+    if tested is not None:
+        visualize_self_test(tested, (figure, axes[2]))
+        axes[2].set_box_aspect(shown.shape[0] / shown.shape[1])
+    figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=8.5)
+    if use_pyplot:
+        show()
+    return figure, axes
+
+
+def regions_in_words(
+    speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
+) -> list[str]:
+    """A line for each listed region: its number, its kind, and each question with its answer."""
+    return [
+        f"{number}. speaks {kind}: {region}"
+        for kind, regions in (("for it", speak_for), ("against it", speak_against))
+        for number, region in enumerate(regions, start=1)
+    ]
+
+
+def draw_outlines(
+    axes: Axes, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
+) -> None:
+    """Outline regions in their own shape, those for in red and those against in blue."""
+    for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
+        for number, region in enumerate(regions, start=1):
+            _outline(axes, region, colour, str(number))
+
+
+def _outline(axes: Axes, region: StrongRegion, colour: str, number: str | None = None) -> None:
+    """A region's outline with a white rim, and its number where there is most room inside."""
+    inside = np.pad(region.pixels, 1).astype(float)
+    height, width = inside.shape
+    lines = axes.contour(
+        np.arange(width) - 1,
+        np.arange(height) - 1,
+        inside,
+        levels=[0.5],
+        colors=[colour],
+        linewidths=1.8,
+        linestyles="--" if region.uncertain else "-",
+    )
+    lines.set_path_effects([patheffects.withStroke(linewidth=3.2, foreground="white")])
+    axes.set_xlim(-0.5, width - 2.5)
+    axes.set_ylim(height - 2.5, -0.5)
+    if number:
+        depth = distance_transform_edt(inside)
+        row, column = np.unravel_index(int(depth.argmax()), depth.shape)
+        axes.annotate(
+            number,
+            (column - 1, row - 1),
+            horizontalalignment="center",
+            verticalalignment="center",
+            fontsize=8,
+            color="white",
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "white"},
+        )
+
+
+def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
+    """Draw a region and half as much again on every side."""
+    draw_picture(axes, shown)
+    _outline(axes, region, colour)
+    for first, width, size, limit, turned in (
+        (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
+        (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),
+    ):
+        span = min(2 * width, size)
+        start = int(np.clip(first - width // 2, 0, size - span))
+        ends = start - 0.5, start + span - 0.5
+        limit(*(ends[::-1] if turned else ends))
