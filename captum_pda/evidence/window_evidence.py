@@ -23,13 +23,13 @@ class WindowEvidence:
     """What every region says about every output, from one set of forward passes.
 
     Made by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Windows of
-    several sizes, contexts and depths are its parts. The maps M_k of several sizes become one by
-    their weighted mean, in the same unit,
+    several sizes, contexts and depths are its parts. Parts of one context and depth answer one
+    question, and the question's map is the mean of theirs: a pixel has the mean evidence of the
+    regions that hold it. The maps M_q of several questions become one by their weighted mean,
 
-        M = sum_k (M_k / s_k) / sum_k (1 / s_k),
+        M = sum_q (M_q / s_q) / sum_q (1 / s_q),
 
-    with s_k the standard deviation of M_k over its pixels, so that no size drowns another; and the
-    maps of several contexts and depths become one in the same way.
+    with s_q the standard deviation of M_q over its pixels, so that no question drowns another.
 
     Args:
         inputs: the explained tensors.

@@ -73,9 +73,7 @@ class EfficientPDA(PerturbationPDA):
             perturbations_per_eval: how many perturbed copies go through the model at once. By
                 default chosen by itself; halved whenever memory runs out.
             show_progress: whether to show a progress bar with the time left.
-            scales: windows of several sizes, such as (16, 32, 64). The map is the weighted mean
-                of their maps M_k, sum_k (M_k / s_k) / sum_k (1 / s_k), with s_k the standard
-                deviation of M_k over the pixels.
+            scales: windows of several sizes, such as (16, 32, 64). The map is the mean of theirs.
             context: "full" asks what is lost when a region goes and all else is seen; "empty" what
                 it says by itself, with nothing else seen; "both" takes both.
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,

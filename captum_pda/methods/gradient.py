@@ -19,7 +19,7 @@ from captum_pda._captum import (
 )
 from captum_pda.basics import device_sync
 from captum_pda.basics.errors import NonFiniteOutputError
-from captum_pda.evidence.combine import weighted_mean
+from captum_pda.evidence.combine import mean_map
 from captum_pda.evidence.window_evidence import to_attribution
 from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.methods.first_order import FirstOrder
@@ -169,9 +169,9 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         ]
         if pixelwise:
             each = [torch.cat([e.pixel_evidence(regions) for e in examples]) for regions in sizes]
-            return weighted_mean(each)
+            return mean_map(each)
         maps = [
             regions.average(torch.cat([e.region_evidence(regions) for e in examples]))
             for regions in sizes
         ]
-        return to_attribution(weighted_mean(maps), tensor)
+        return to_attribution(mean_map(maps), tensor)

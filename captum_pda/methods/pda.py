@@ -40,13 +40,13 @@ class PDA(PerturbationPDA):
 
     Three questions are asked of each region: what is lost when it goes and all else is seen
     (context "full"), what it says by itself (context "empty"), and what the last feature map
-    says there. With M_k the map of one size and s_k its standard deviation over the pixels, a
-    question's map, and the map of all questions, is the weighted mean
+    says there. A question's map M_q is the mean over the sizes of its regions, and the map is the
+    weighted mean over the questions,
 
-        M = sum_k (M_k / s_k) / sum_k (1 / s_k),
+        M = sum_q (M_q / s_q) / sum_q (1 / s_q),
 
-    first over the sizes of a question and then over the questions, so it stays in bits: positive
-    values speak for the class, negative ones against it. A model without a spatial feature map,
+    with s_q the standard deviation of M_q over the pixels. So it stays in bits: positive values
+    speak for the class, negative ones against it. A model without a spatial feature map,
     and one with several input tensors, is asked the first two questions only, and a warning says
     so once.
 

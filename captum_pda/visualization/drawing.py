@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -35,7 +36,7 @@ def evidence_colormap(opacity: float | None = None) -> Colormap:
     if opacity is None:
         colours = 1 - strength**0.8 * (1 - ends)
     else:
-        colours = np.hstack([ends, opacity * strength**0.6])
+        colours = np.hstack([ends, opacity * strength])
     return ListedColormap(colours, name="evidence").with_extremes(bad="0.5")
 
 
@@ -117,11 +118,15 @@ def check_panels(given: Sequence[Axes], n: int) -> list[Axes]:
     return panels
 
 
-def new_figure(fig_size: tuple[float, float], use_pyplot: bool) -> Figure:
+def new_figure(
+    fig_size: tuple[float, float],
+    use_pyplot: bool,
+    layout: Literal["compressed"] | None = "compressed",
+) -> Figure:
     """A figure that makes room for its colour bars and titles."""
     if use_pyplot:
-        return plt.figure(figsize=fig_size, layout="compressed")
-    return Figure(figsize=fig_size, layout="compressed")
+        return plt.figure(figsize=fig_size, layout=layout)
+    return Figure(figsize=fig_size, layout=layout)
 
 
 def show() -> None:

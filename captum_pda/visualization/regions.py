@@ -27,7 +27,6 @@ from captum_pda.visualization.drawing import (
     AGAINST,
     FOR,
     check_panels,
-    draw_colorbar,
     draw_map,
     draw_picture,
     finish,
@@ -203,23 +202,28 @@ def visualize_explanation(
     if tested is not None:
         words = [str(tested), *words]
     lines = [
-        line
-        for each in words
-        for line in textwrap.wrap(each, 44 * columns, subsequent_indent="    ")
+        line for each in words for line in textwrap.wrap(each, 46 * columns, subsequent_indent="  ")
     ]
-    height = 3.4 * shown.shape[0] / shown.shape[1] + 1.0 + 0.19 * len(lines)
-    figure = new_figure((3.4 * columns, height), use_pyplot)
+    side = 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
+    above, below = 0.35, 0.75 + 0.18 * len(lines)
+    height = above + side + below
+    figure = new_figure((3.6 * columns, height), use_pyplot, layout=None)
     axes = list(np.ravel(figure.subplots(1, columns)))
+    figure.subplots_adjust(0.02, below / height, 0.98, 1 - above / height, wspace=0.06)
     draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
     finish(axes[0], name or "the input")
     heat_map = draw_map(axes[1], values, scale or evidence_scale(values), shown)
-    finish(axes[1], "red speaks for it, blue against")
-    draw_colorbar(figure, axes[1:2], [heat_map], f"{evidence.measure.label}, mean of all questions")
+    finish(axes[1], "red speaks for it, blue against it")
+    bar = axes[1].inset_axes((0.1, -0.3 / side, 0.8, 0.12 / side))
+    figure.colorbar(heat_map, cax=bar, orientation="horizontal")
+    bar.tick_params(labelsize=7)
+    bar.set_xlabel(f"{evidence.measure.label}, weighted mean of all questions", fontsize=8)
     if tested is not None:
         visualize_self_test(tested, (figure, axes[2]))
-        axes[2].set_box_aspect(shown.shape[0] / shown.shape[1])
-    figure.supxlabel("\n".join(lines), x=0.02, ha="left", fontsize=8.5)
+        left, bottom, width, height_share = axes[2].get_position().bounds
+        axes[2].set_position((left + 0.045, bottom, width - 0.045, height_share))
+    figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=8.5, verticalalignment="bottom")
     if use_pyplot:
         show()
     return figure, axes
@@ -230,8 +234,8 @@ def regions_in_words(
 ) -> list[str]:
     """A line for each listed region: its number, its kind, and each question with its answer."""
     return [
-        f"{number}. speaks {kind}: {region}"
-        for kind, regions in (("for it", speak_for), ("against it", speak_against))
+        f"{number} ({kind}) {region}"
+        for kind, regions in (("for", speak_for), ("against", speak_against))
         for number, region in enumerate(regions, start=1)
     ]
 
