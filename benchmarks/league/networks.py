@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +145,8 @@ def eligible_photos(network: Network, photos: Path, folder: Path) -> list[Photo]
     The class is the number that a file's name begins with. The names that were found are kept in
     the folder.
     """
-    kept = folder / "photos.json"
-    if kept.exists():
-        names = json.loads(kept.read_text())
+    names = eligible_names(folder)
+    if names is not None:
         return [_photo(network.name, photos / name) for name in names]
     found = []
     for path in sorted(photos.glob("*.jpg")):
@@ -155,8 +155,17 @@ def eligible_photos(network: Network, photos: Path, folder: Path) -> list[Photo]
         if probabilities.argmax() == photo.target and probabilities[photo.target] > 0.5:
             found.append(photo)
     folder.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps([photo.name for photo in found]))
+    # Renamed when whole, since another run may look for it meanwhile.
+    partial = folder / f".photos.{os.getpid()}.json"
+    partial.write_text(json.dumps([photo.name for photo in found]))
+    partial.replace(folder / "photos.json")
     return found
+
+
+def eligible_names(folder: Path) -> list[str] | None:
+    """The names that ``eligible_photos`` kept in a folder; None before that."""
+    kept = folder / "photos.json"
+    return json.loads(kept.read_text()) if kept.exists() else None
 
 
 def _photo(model: str, path: Path) -> Photo:
