@@ -12,6 +12,7 @@ import torch
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+from league import digits  # noqa: E402
 from league.controls import CONTROLS  # noqa: E402
 from league.lrp import for_lrp, lrp  # noqa: E402
 from league.networks import Network, Photo, invented_photos, load_network  # noqa: E402
@@ -188,6 +189,27 @@ def test_controls_know_the_photo_or_nothing():
         assert torch.equal(first, second) == (name in ("random", "centred Gaussian")), name
     middle = CONTROLS["centred Gaussian"].make(network, photos[0])
     assert middle.argmax() in (15 * 32 + 15, 15 * 32 + 16, 16 * 32 + 15, 16 * 32 + 16)
+
+
+def test_a_digit_stands_at_another_place_for_another_seed():
+    digit = torch.zeros(28, 28)
+    digit[10:18, 10:18] = 255
+    first, again, other = (digits.placed(digit, seed) for seed in (1, 1, 2))
+    assert first.shape == (1, 3, 64, 64)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(first.sum(), other.sum(), rtol=1e-4, atol=1e-2)
+
+
+def test_the_trained_transformer_is_kept(tmp_path):
+    """There is no MNIST here, so training would fail."""
+    torch.save(digits.DigitTransformer().state_dict(), tmp_path / "weights.pt")
+    first, second = (
+        load_network("digits_vit", folder=tmp_path, photos=tmp_path).model for _ in range(2)
+    )
+    image = torch.randn(2, 3, 64, 64)
+    assert first(image).shape == (2, 10)
+    torch.testing.assert_close(first(image), second(image))
 
 
 def run_tool(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
