@@ -105,7 +105,8 @@ def write(options: argparse.Namespace, methods: dict[str, Method]) -> None:
             f"{options.write} has no place for {', '.join(missing)}; add the lines "
             f"<!-- league: {missing[0]} --> and <!-- end --> where it belongs"
         )
-    draw(options.write.with_suffix(".svg"), rows, groups, settings)
+    if options.picture:
+        draw(options.picture, rows, groups, settings)
 
 
 def store_of(options: argparse.Namespace, methods: dict[str, Method], model: str) -> Store:
@@ -274,8 +275,10 @@ def arguments() -> argparse.Namespace:
         "--write",
         type=Path,
         metavar="PAGE",
-        help="put the tables of all networks into this page, between its marks, and a picture of "
-        "them beside it",
+        help="put the tables of all networks into this page, between its marks",
+    )
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="with --write: SRG against passes, as .svg"
     )
     return parser.parse_args()
 

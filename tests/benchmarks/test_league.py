@@ -241,13 +241,15 @@ def test_our_maps_are_kept_by_the_code_that_made_them_and_written_into_a_page(tm
     page = tmp_path / "page.md"
     names = ("tiny", "PDA less", "EfficientPDA less", "effort")
     page.write_text("".join(f"<!-- league: {name} -->\n<!-- end -->\n" for name in names))
-    written = run_tool(tmp_path, "--code", "old", "--write", str(page))
+    picture = tmp_path / "passes.svg"
+    options = ("--write", str(page), "--picture", str(picture))
+    written = run_tool(tmp_path, "--code", "old", *options)
     assert written.returncode == 0, written.stderr
     text = page.read_text()
     assert "| **PDA** | 2 |" in text
     assert "| PDA less | tiny |" in text
     assert "| EfficientPDA less | tiny |" in text
-    assert (tmp_path / "page.svg").read_text().count("GradCAM") == 1
+    assert picture.read_text().count("GradCAM") == 1
 
 
 @pytest.mark.slow
