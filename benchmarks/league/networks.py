@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from league import digits
 
 #: By name: the side of a photo after scaling, the side that is cut out, mean and deviation.
 LITE = ((127 / 255,) * 3, (128 / 255,) * 3)
@@ -16,6 +19,7 @@ PREPROCESSING = {
     "efficientnet_lite0": (256, 224, *LITE),
     "efficientnet_lite2": (292, 260, *LITE),
     "mobilenet_v2": (256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "digits_vit": (digits.SIDE, digits.SIDE, (digits.MEAN,) * 3, (digits.DEVIATION,) * 3),
     "tiny": (40, 32, *LITE),
 }
 BATCH = 8
@@ -25,12 +29,14 @@ BATCH = 8
 class Network:
     """A model, the input of whose ``pooling`` is its last feature map; counts its own passes.
 
+    Transformers have no such pooling, and methods that need it are not for them.
+
     ``fast`` runs the same network in another way, where nothing but outputs are wanted.
     """
 
     name: str
     model: nn.Module
-    pooling: nn.Module
+    pooling: nn.Module | None
     fast: Callable[[Tensor], Tensor] | None = None
     passes: int = field(default=0, init=False)
 
@@ -56,8 +62,16 @@ class Network:
         return torch.cat([self._forward(some) for some in images.split(BATCH)])
 
 
-def load_network(name: str, runtime: str = "torch") -> Network:
-    model, pooling = _LOADERS[name]()
+def load_network(
+    name: str, runtime: str = "torch", folder: Path | None = None, photos: Path | None = None
+) -> Network:
+    """A network with its weights; what is trained here is kept in ``folder``."""
+    if name == "digits_vit":
+        if folder is None or photos is None:
+            raise ValueError("digits_vit needs the folder of MNIST and one for its weights")
+        model, pooling = digits.trained(folder / "weights.pt", photos), None
+    else:
+        model, pooling = _LOADERS[name]()
     network = Network(name, model.eval(), pooling)
     if runtime == "openvino":
         side = PREPROCESSING[name][1]
@@ -144,19 +158,33 @@ def eligible_photos(network: Network, photos: Path, folder: Path) -> list[Photo]
     The class is the number that a file's name begins with. The names that were found are kept in
     the folder.
     """
-    kept = folder / "photos.json"
-    if kept.exists():
-        names = json.loads(kept.read_text())
-        return [_photo(network.name, photos / name) for name in names]
+    names = eligible_names(folder)
+    every: Iterable[Photo]
+    if network.name == "digits_vit":
+        every = (Photo(*digit) for digit in digits.unseen_digits(photos))
+        if names is not None:
+            return [photo for photo in every if photo.name in names]
+    else:
+        if names is not None:
+            return [_photo(network.name, photos / name) for name in names]
+        every = (_photo(network.name, path) for path in sorted(photos.glob("*.jpg")))
     found = []
-    for path in sorted(photos.glob("*.jpg")):
-        photo = _photo(network.name, path)
+    for photo in every:
         probabilities = network.outputs(photo.image)[0].softmax(0)
         if probabilities.argmax() == photo.target and probabilities[photo.target] > 0.5:
             found.append(photo)
     folder.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps([photo.name for photo in found]))
+    # Renamed when whole, since another run may look for it meanwhile.
+    partial = folder / f".photos.{os.getpid()}.json"
+    partial.write_text(json.dumps([photo.name for photo in found]))
+    partial.replace(folder / "photos.json")
     return found
+
+
+def eligible_names(folder: Path) -> list[str] | None:
+    """The names that ``eligible_photos`` kept in a folder; None before that."""
+    kept = folder / "photos.json"
+    return json.loads(kept.read_text()) if kept.exists() else None
 
 
 def _photo(model: str, path: Path) -> Photo:

@@ -1,115 +1,104 @@
-"""Our maps, (H, W) for one photo and class."""
+"""Our maps, (H, W) for one photo and class, by what the package exports and nothing else."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import captum_pda
 from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
-from captum_pda.evidence.combine import weighted_mean
 from league.networks import BATCH, Network, Photo
-from league.peers import MakeMap
+from league.store import MakeMap, Method
 
-#: Sizes and strides by themselves, for a side of 224.
-SIZES = {10: 8, 16: 8, 32: 16, 64: 16, 96: 16}
-
-
-def pda(network: Network, photo: Photo) -> Tensor:
-    if network.fast is None:
-        return PDA(network.model).attribute(photo.image, target=photo.target)[0, 0]
-    # The same map from its three questions, of which the layer's alone needs the model's inside.
-    questions = (
-        efficient(context="full")(network, photo),
-        efficient(context="empty")(network, photo),
-        layer_pda(network, photo),
-    )
-    return weighted_mean([question[None] for question in questions])[0]
+EFFORTS = ("quick", "standard", "thorough")
 
 
-def layer_pda(network: Network, photo: Photo) -> Tensor:
-    found = LayerPDA(network.model).attribute(photo.image, target=photo.target)
-    shape = tuple(photo.image.shape[2:])
-    return LayerPDA.interpolate(found, shape, "bilinear")[0, 0]
-
-
-def efficient(**arguments: Any) -> MakeMap:
-    """EfficientPDA with these arguments to ``attribute``; sizes are those for a side of 224."""
-
-    def make(network: Network, photo: Photo) -> Tensor:
-        method = EfficientPDA(_forward(network), engine=_engine(network))
-        some = _for_side(arguments, photo)
-        found = method.attribute(
-            photo.image, target=photo.target, perturbations_per_eval=_batch(network), **some
-        )
-        return found[0, 0]
-
-    return make
-
-
-def sampled(size: int, n_samples: int) -> MakeMap:
-    """SampledPDA, with windows side by side that overlap by half."""
+def ours(kind: type, **arguments: Any) -> MakeMap:
+    """A method of the package with these arguments to it or to ``attribute``."""
 
     def make(network: Network, photo: Photo) -> Tensor:
         torch.manual_seed(0)
-        method = SampledPDA(_forward(network), engine=_engine(network))
-        some = _for_side({"sliding_window_shapes": size, "strides": size // 2}, photo)
-        found = method.attribute(
-            photo.image,
-            target=photo.target,
-            n_samples=n_samples,
-            perturbations_per_eval=_batch(network),
-            **some,
-        )
-        return found[0, 0]
+        quick = network.fast is not None and kind is not GradientPDA
+        model = WithQuickPasses(network) if quick else network.model
+        given = dict(arguments)
+        if quick:
+            given |= {"engine": "dense", "perturbations_per_eval": BATCH}
+        made = kind(model, **_known(kind, given))
+        found = made.attribute(photo.image, target=photo.target, **_known(kind.attribute, given))
+        if found.shape[2:] != photo.image.shape[2:]:
+            found = LayerPDA.interpolate(found, tuple(photo.image.shape[2:]), "bilinear")
+        # All channels of a pixel share one value, except where each has a gradient of its own.
+        return found[0].sum(0) if kind is GradientPDA else found[0, 0]
 
     return make
 
 
-def gradient(network: Network, photo: Photo) -> Tensor:
-    some = _for_side({"sliding_window_shapes": 32, "strides": 16}, photo)
-    return GradientPDA(network.model).attribute(photo.image, target=photo.target, **some)[0].sum(0)
+def pda(network: Network, photo: Photo) -> Tensor:
+    return ours(PDA)(network, photo)
 
 
-def _forward(network: Network) -> Any:
-    return network.model if network.fast is None else network.forward
+class WithQuickPasses(nn.Module):
+    """The network's quick form, except where its layers are looked into or gradients are wanted."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.inner = network.model
+        self._network = [network]  # in a list, so as not to be a submodule
+
+    def forward(self, images: Tensor) -> Tensor:
+        watched = any(
+            module._forward_hooks or module._forward_pre_hooks
+            for module in self.inner.modules()
+            if module is not self.inner  # which counts its passes
+        )
+        if watched or type(images) is not Tensor or torch.is_grad_enabled():
+            return self.inner(images)
+        return self._network[0].forward(images)
 
 
-def _engine(network: Network) -> str:
-    return "auto" if network.fast is None else "dense"
+def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of some arguments that a function has."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in known}
 
 
-def _batch(network: Network) -> int | None:
-    return None if network.fast is None else BATCH
+def fingerprint() -> str:
+    """A hash of the package's files, since our maps are those of one state of it."""
+    folder = Path(captum_pda.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
-def _for_side(arguments: dict[str, Any], photo: Photo) -> dict[str, Any]:
-    """Sizes and strides in proportion to the photo's side."""
-    side = photo.image.shape[-1]
-
-    def scaled(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(scaled(one) for one in value)
-        return max(1, round(value * side / 224)) if isinstance(value, int) else value
-
-    return {
-        name: scaled(value) if name != "context" else value for name, value in arguments.items()
+def our_methods(code: str) -> dict[str, Method]:
+    """Our methods by name; ``code`` is the name of the state of the package that makes the maps."""
+    kinds: dict[str, tuple[type, dict[str, Any]]] = {
+        "PDA": (PDA, {}),
+        "EfficientPDA": (EfficientPDA, {}),
+        "LayerPDA": (LayerPDA, {}),
+        "GradientPDA": (GradientPDA, {}),
+        "SampledPDA": (SampledPDA, {"n_samples": 3}),
+        "EfficientPDA, empty": (EfficientPDA, {"context": "empty"}),
+        "EfficientPDA, both": (EfficientPDA, {"context": "both"}),
     }
-
-
-def _one_size(size: int, context: str) -> MakeMap:
-    return efficient(sliding_window_shapes=size, strides=SIZES[size], context=context)
-
-
-OURS: dict[str, MakeMap] = {
-    "PDA": pda,
-    "LayerPDA": layer_pda,
-    "EfficientPDA": efficient(),
-    **{f"EfficientPDA, size {size}": _one_size(size, "full") for size in SIZES},
-    "EfficientPDA, empty": efficient(context="empty"),
-    **{f"EfficientPDA, size {size}, empty": _one_size(size, "empty") for size in (32, 64, 96)},
-    "EfficientPDA, both": efficient(context="both"),
-    "SampledPDA, size 32": sampled(32, 5),
-    "GradientPDA": gradient,
-}
+    for kind in (PDA, EfficientPDA):
+        if _known(kind, {"effort": 0}) or _known(kind.attribute, {"effort": 0}):
+            for effort in EFFORTS:
+                kinds[f"{kind.__name__}, {effort}"] = (kind, {"effort": effort})
+    return {
+        name: Method(
+            ours(kind, **arguments),
+            {**arguments, "code": code},
+            inside=kind in (PDA, LayerPDA, GradientPDA),
+            group="ours",
+        )
+        for name, (kind, arguments) in kinds.items()
+    }
