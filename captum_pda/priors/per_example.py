@@ -14,8 +14,6 @@ from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 MARGIN = 4
 #: Values of an autocovariance with all lags up to which all are fitted for samples.
 MOST_LAG_VALUES = 2**22
-#: Whether samples vary as much as what surrounds them, or as much as the whole example.
-LOCAL_SCALE = True
 
 
 def prior_for(prior: Any, method: str, example: Tensor, window: tuple[int, ...]) -> Any:
@@ -28,9 +26,9 @@ def prior_for(prior: Any, method: str, example: Tensor, window: tuple[int, ...])
         window: the largest windows that will be filled; one fit serves all smaller ones too.
     """
     if prior is None:
-        return GaussianPatchPrior(
-            _patch_for(method, example, window), margin=MARGIN, local_scale=LOCAL_SCALE
-        ).fit(example.unsqueeze(0))
+        return GaussianPatchPrior(_patch_for(method, example, window), margin=MARGIN).fit(
+            example.unsqueeze(0)
+        )
     if isinstance(prior, type) or not callable(getattr(prior, method, None)):
         raise TypeError(
             f"prior={prior!r} is no object with a method {method}; use a GaussianPatchPrior, "
@@ -59,7 +57,6 @@ def prior_settings(prior: Any) -> dict[str, object]:
             "covariance": "stationary",
             "channels": "joint",
             "margin": MARGIN,
-            "local_scale": LOCAL_SCALE,
         }
     if callable(getattr(prior, "settings", None)):
         return dict(prior.settings())

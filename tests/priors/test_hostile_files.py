@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from captum_pda import GaussianPatchPrior
-from captum_pda.priors.gaussian import storage
+from captum_pda.priors import storage
 
 SECONDS = 10
 MEGABYTES = 300
@@ -176,6 +176,9 @@ CHANGES = {
     "settings that are a list": (in_header(settings="[]"), "table"),
     "settings that are nested": (in_header(settings="[" * 50_000), "."),
     "settings with a long number": (in_header(settings='{"a": 1' + "0" * 50_000 + "}"), "."),
+    "another kind of prior": (in_settings(kind="GaussianFieldPrior"), "holds a 'GaussianField"),
+    "no kind of prior": (lambda t, h, settings: settings.pop("kind"), "holds a None"),
+    "a kind of many characters": (in_settings(kind="k" * 10_000), "holds a 'kkk"),
     "unknown settings": (in_settings(__class__="os.system"), "."),
     "a missing setting": (lambda t, h, settings: settings.pop("patch_size"), "."),
     "a negative patch": (in_settings(patch_size=[-5, -5]), "patch_size"),
