@@ -87,6 +87,7 @@ def _openvino(model: nn.Module, example: Tensor) -> Callable[[Tensor], Tensor]:
     converted.reshape([-1, *example.shape[1:]])
     settings = {
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "ENABLE_CPU_PINNING": False,  # several processes would share the first core
         "INFERENCE_PRECISION_HINT": "f32",
     }
     compiled = openvino.Core().compile_model(converted, "CPU", settings)

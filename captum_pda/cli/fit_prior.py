@@ -15,7 +15,7 @@ from captum_pda.cli.photos import find_photos, load_photo
 from captum_pda.cli.places import check_free
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.priors import GaussianPatchPrior
-from captum_pda.priors.gaussian.fitting import CHANNELS, COVARIANCES
+from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

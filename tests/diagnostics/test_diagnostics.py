@@ -401,7 +401,7 @@ def test_algorithm_agreement_is_of_the_algorithms_own_maps(classifier, images):
 
 def test_the_empirical_mean_of_an_examples_own_prior(classifier, images):
     image = images[:1]
-    fitted = GaussianPatchPrior((9, 11), margin=4, local_scale=True).fit(image)
+    fitted = GaussianPatchPrior((9, 11), margin=4).fit(image)
     own, given = (
         EfficientPDA(classifier, EmpiricalMeanPrior(prior, 5)).attribute(
             image, target=0, sliding_window_shapes=4

@@ -283,7 +283,7 @@ def fit(rank: int | None, covariance: str, channels: str, images: Tensor, split:
     return {
         "mean": moments.mean(places),
         "covariance": moments.covariance(places, places),
-        "range": prior._range,
+        "range": moments.tensors["range"],
         "fills": prior.conditional_mean(images[0], WindowGrid((9, 11), (2, 2), (3, 3))),
     }
 

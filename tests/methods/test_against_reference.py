@@ -18,7 +18,6 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
-from captum_pda.priors.gaussian import fills as gaussian_fills
 
 MEASURES = ("weight_of_evidence", "probability_difference", "information_difference")
 
@@ -232,21 +231,9 @@ every_covariance = pytest.mark.parametrize("covariance", ["stationary", "full"])
 every_channels = pytest.mark.parametrize("channels", ["joint", "independent"])
 
 
-@pytest.fixture(params=["very few", "few", "at many places", "many"])
-def few(request, monkeypatch):
-    """Windows are filled as few or as many, however many there are."""
-    is_few = request.param != "many"
-    monkeypatch.setattr(gaussian_fills, "are_few", lambda *_: is_few)
-    inverse = request.param == "at many places"
-    monkeypatch.setattr(gaussian_fills, "inverse_pays", lambda *_: inverse)
-    monkeypatch.setattr(gaussian_fills, "VERY_FEW", 1000 if request.param == "very few" else 0)
-    return request.param in ("very few", "few")
-
-
 @every_place
 @every_covariance
 @every_channels
-@pytest.mark.usefixtures("few")
 def test_conditional_mean(place, covariance, channels):
     space, window, strides, patch = PLACES[place]
     images = make_images(2, CHANNELS[len(space)], space, seed=5)
@@ -275,10 +262,10 @@ def reveal_factor(prior, example, grid, n_values):
     """L L^T of every window (W, values, values), from samples whose noise is one unit at a time."""
 
     def unit_noise(shape, **_):
-        n_samples, groups, _, values = shape
-        assert groups * values == n_samples == n_values
-        units = torch.eye(n_values, dtype=torch.float64).reshape(n_samples, groups, 1, values)
-        return units.expand(shape)
+        n_samples, _, pixels, channels = shape
+        assert pixels * channels == n_samples == n_values
+        units = torch.eye(n_values, dtype=torch.float64).reshape(n_samples, 1, pixels, channels)
+        return units.expand(shape).clone()
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(torch, "randn", unit_noise)
@@ -298,7 +285,7 @@ def reveal_factor(prior, example, grid, n_values):
 )
 @every_covariance
 @every_channels
-def test_sample_factor_is_the_conditional_covariance(few, place, covariance, channels):
+def test_sample_factor_is_the_conditional_covariance(place, covariance, channels):
     space, window, strides, patch = PLACES[place]
     image = make_images(1, CHANNELS[len(space)], space, seed=5)[0]
     gaussian = reference_gaussian(patch, covariance, channels)
@@ -308,8 +295,7 @@ def test_sample_factor_is_the_conditional_covariance(few, place, covariance, cha
     ]
     prior = fitted_prior(patch, covariance, channels)
     grid = WindowGrid(space, window, strides)
-    drawn = np.minimum(patch, space) if few else window
-    n_values = len(image) * int(np.prod(drawn))
+    n_values = len(image) * int(np.prod(window))
     found = reveal_factor(prior, torch.from_numpy(image), grid, n_values)
     assert_same(found, np.stack(expected))
 
@@ -621,7 +607,7 @@ def test_no_prior_is_each_examples_own_and_ignores_batch_mates(library):
         alone = inputs[n : n + 1]
         # Samples are drawn from the autocovariance with all its lags.
         patch = (9, 11) if library is SampledPDA else tuple(width + 8 for width in WINDOW)
-        own = GaussianPatchPrior(patch, margin=4, local_scale=True).fit(alone)
+        own = GaussianPatchPrior(patch, margin=4).fit(alone)
         assert_same(together[n : n + 1], explain(library, model, alone, target).numpy())
         assert_same(together[n : n + 1], explain(library, model, alone, target, own).numpy())
 

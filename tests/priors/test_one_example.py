@@ -40,7 +40,7 @@ def test_the_empirical_mean_without_a_prior_fits_each_example_by_itself(images):
     images[1] = 20 * images[1] - 100
     noisy = EmpiricalMeanPrior(None, 4, torch.Generator().manual_seed(0))
     own = EmpiricalMeanPrior(
-        GaussianPatchPrior(11, local_scale=True).fit(images[:1]),
+        GaussianPatchPrior(11, margin=4).fit(images[:1]),
         4,
         torch.Generator().manual_seed(0),
     )
@@ -71,6 +71,7 @@ def test_settings_are_plain_values_and_tell_priors_apart(images):
     assert len(written) == len(priors)
     assert json.loads(json.dumps(priors[0].settings())) == priors[0].settings()
     assert priors[0].settings()["kind"] == "GaussianPatchPrior"
+    assert priors[0].settings()["version"] == GaussianPatchPrior.version
 
 
 def test_settings_follow_the_fit_and_not_its_caches(images, tmp_path):

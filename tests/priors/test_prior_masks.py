@@ -7,7 +7,6 @@ import torch
 from conftest import make_classifier, make_images
 
 from captum_pda import EfficientPDA, GaussianPatchPrior, WindowGrid
-from captum_pda.priors.gaussian import fills as gaussian_fills
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import PlacedWindows
 
@@ -90,9 +89,7 @@ def test_samples_of_any_region_have_the_conditional_mean_and_covariance():
     np.testing.assert_allclose(np.cov(values.T) / outer, covariance / outer, atol=0.06)
 
 
-@pytest.mark.parametrize("limit", [768, 20], ids=["exact", "thinned"])
-def test_a_mask_of_rectangles_equals_windows(monkeypatch, limit):
-    monkeypatch.setattr(gaussian_fills, "MOST_RING_VALUES", limit)
+def test_a_mask_of_rectangles_equals_windows():
     image = make_images(1, 3, 12, 16)[0]
     grid = WindowGrid((12, 16), (4, 8), (4, 8))
     mask = torch.arange(12)[:, None] // 4 * 2 + torch.arange(16) // 8
@@ -108,6 +105,20 @@ def test_a_mask_of_rectangles_equals_windows(monkeypatch, limit):
         )
 
 
+def test_the_draws_of_a_mask_of_windows_are_those_of_the_windows():
+    image = make_images(1, 3, 12, 16)[0]
+    grid = WindowGrid((12, 16), (4, 3), (2, 2))
+    placed = PlacedWindows(
+        grid.space, grid.window, grid.corner_array, torch.ones(len(grid), 4, 3).bool()
+    )
+    prior = GaussianPatchPrior(8).fit(image[None])
+    drawn = [
+        prior.sample(image, regions, 3, torch.Generator().manual_seed(0))
+        for regions in (grid, placed)
+    ]
+    torch.testing.assert_close(*drawn)
+
+
 @pytest.mark.parametrize("context", ["full", "empty", "both"])
 @pytest.mark.parametrize("engine", ["dense", "incremental"])
 def test_a_map_of_rectangles_equals_that_of_windows(context, engine):
@@ -120,9 +131,7 @@ def test_a_map_of_rectangles_equals_that_of_windows(context, engine):
     torch.testing.assert_close(masked, windows, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("limit", [768, 20], ids=["exact", "thinned"])
-def test_a_region_of_the_whole_input_is_filled_with_the_mean(monkeypatch, limit):
-    monkeypatch.setattr(gaussian_fills, "MOST_RING_VALUES", limit)
+def test_a_region_of_the_whole_input_is_filled_with_the_mean():
     image = make_images(1, 3, 9, 11)[0]
     whole = PlacedWindows((9, 11), (9, 11), np.array([[0, 0]]), torch.ones(1, 9, 11).bool())
     prior = GaussianPatchPrior(19).fit(image[None])

@@ -1,6 +1,5 @@
 """Fitting, merging, storing and drawing; what the fills should be is in test_against_reference."""
 
-import numpy as np
 import pytest
 import torch
 from conftest import make_images, means_of, samples_of
@@ -16,10 +15,8 @@ from captum_pda import (
     PatchPrior,
     WindowGrid,
 )
-from captum_pda.priors.gaussian.conditioning import Conditional
-from captum_pda.priors.gaussian.outer_patches import outer_patches
-from captum_pda.priors.gaussian.precision_windows import PrecisionWindows, inverse_pays
-from captum_pda.priors.gaussian.solved_windows import are_few
+from captum_pda.priors import storage
+from captum_pda.priors.gaussian import conditioning
 
 GRID = WindowGrid((9, 11), (3, 3), (2, 2))
 SETTINGS = [
@@ -173,97 +170,55 @@ def test_fills_have_the_dtype_of_the_inputs(images, dtype):
     torch.testing.assert_close(filled.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_few_and_many_windows_give_the_same_fills(images):
-    """Few windows are solved for, many share an operator: the answers must not differ."""
-    prior = GaussianPatchPrior(5).fit(images)
-    many = WindowGrid((9, 11), (3, 3), (1, 1))
-    few = WindowGrid((9, 11), (3, 3), (2, 2))
-    sizes = [
-        {group.offset: group.in_whole_grid for group in outer_patches(g, (5, 5))}
-        for g in (many, few)
-    ]
-    assert sizes[0][1, 1] >= 9 > sizes[1][1, 1]
-    places = many.corner_array.tolist()
-    same_places = [places.index(corner) for corner in few.corner_array.tolist()]
-    torch.testing.assert_close(
-        means_of(prior, images, few),
-        means_of(prior, images, many)[:, same_places],
-        rtol=1e-9,
-        atol=1e-9,
-    )
-
-
 def test_windows_may_be_asked_for_in_parts(images):
     prior = GaussianPatchPrior(5).fit(images)
     parts = [means_of(prior, images, chunk) for chunk in GRID.chunks(3)]
     torch.testing.assert_close(torch.cat(parts, dim=1), fill(prior, images))
 
 
-def test_fills_need_memory_for_some_windows_only(images, monkeypatch):
-    prior = GaussianPatchPrior(5).fit(images)
-    grid = WindowGrid((9, 11), (3, 3), (1, 1))
-    expected = means_of(prior, images, grid)
-    gathered = []
-    from captum_pda.priors.gaussian import fills as gaussian_fills
-    from captum_pda.priors.gaussian import surroundings
-
-    original = surroundings.block_pixels
-
-    def watched(*arguments):
-        numbers = original(*arguments)
-        gathered.append(numbers.numel())
-        return numbers
-
-    monkeypatch.setattr(surroundings, "block_pixels", watched)
-    monkeypatch.setattr(gaussian_fills, "RING_VALUES", 25 * 3 * 4)
-    torch.testing.assert_close(means_of(prior, images, grid), expected)
-    assert max(gathered) == 25 * 4
-
-
-def test_operators_are_remembered_within_bounds(images, monkeypatch):
-    monkeypatch.setattr("captum_pda.priors.gaussian.remembered.REMEMBERED_VALUES", 5000)
-    prior = GaussianPatchPrior(5).fit(images)
-    expected = samples_of(GaussianPatchPrior(5).fit(images), images, GRID, 2, seeded())
-    torch.testing.assert_close(samples_of(prior, images, GRID, 2, seeded()), expected)
-    held = prior._fills._remembered.held
-    assert sum(operators.size for operators in held.values()) <= 5000
+def test_any_number_of_windows_is_filled_as_if_in_parts():
+    """More windows at one place of their patch than are gathered at once."""
+    image = make_images(1, 1, 420, 420).float()
+    prior = GaussianPatchPrior(5).fit(image)
+    grid = WindowGrid((420, 420), (3, 3), (1, 1))
+    parts = [prior.conditional_mean(image[0], chunk) for chunk in grid.chunks(60_000)]
+    torch.testing.assert_close(prior.conditional_mean(image[0], grid), torch.cat(parts))
 
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-class AlmostACovariance:
-    """Two places with variance 1 and a correlation beyond 1: the lowest eigenvalue is -excess."""
-
-    def __init__(self, excess):
-        self.matrix = torch.tensor([[[1.0, 1 + excess], [1 + excess, 1.0]]], dtype=torch.float64)
-
-    def mean(self, places):
-        return torch.zeros(1, len(places), dtype=torch.float64)
-
-    def covariance(self, first, second):
-        return self.matrix
-
-    def variance(self):
-        return torch.ones(1, dtype=torch.float64)
-
-    def rounding(self):
-        return torch.zeros(1, dtype=torch.float64)
+def test_matrices_are_kept_within_bounds(images, monkeypatch):
+    monkeypatch.setattr(conditioning, "KEPT_VALUES", 5000)
+    prior = GaussianPatchPrior(5).fit(images)
+    fill(prior, images)
+    samples_of(prior, images, GRID, 2)
+    kept = [matrices.size for matrices in prior._conditioning._kept.values()]
+    assert 0 < sum(kept) <= 5000
 
 
 def test_a_covariance_that_is_not_positive_gets_more_loading_then_an_error():
-    places = np.array([[0], [1]])
+    """Variances of 1 and a correlation beyond 1: the lowest eigenvalue is -excess."""
+
+    def correlated(excess):
+        return torch.tensor([[[1.0, 1 + excess], [1 + excess, 1.0]]], dtype=torch.float64)
+
+    loading = torch.tensor([1e-3], dtype=torch.float64)
     with pytest.warns(UserWarning, match="loading 10-fold") as caught:
-        factor = Conditional(AlmostACovariance(5e-3), places, places, 1e-3)._ring_factor
+        factor = conditioning.loaded_factor(correlated(5e-3), loading)
     assert len(caught) == 1
-    loaded = AlmostACovariance(5e-3).matrix + 1e-2 * torch.eye(2)
-    torch.testing.assert_close(factor @ factor.mT, loaded)
+    torch.testing.assert_close(factor @ factor.mT, correlated(5e-3) + 1e-2 * torch.eye(2))
     with (
         pytest.warns(UserWarning, match="fold"),
         pytest.raises(CovarianceError, match="more images"),
     ):
-        _ = Conditional(AlmostACovariance(1e3), places, places, 1e-3)._ring_factor
+        conditioning.loaded_factor(correlated(1e3), loading)
+
+
+def test_fewer_patches_than_values_and_hardly_any_regularization(images):
+    prior = GaussianPatchPrior(5, covariance="full", regularization=1e-14).fit(images[:1])
+    assert torch.isfinite(fill(prior, images)).all()
 
 
 def test_a_fit_survives_a_file(settings, images, tmp_path):
@@ -306,7 +261,7 @@ def test_a_failed_save_leaves_nothing(images, tmp_path, monkeypatch):
     def fail(*arguments, **keywords):
         raise OSError("disk full")
 
-    monkeypatch.setattr("captum_pda.priors.storage.to_bytes", fail)
+    monkeypatch.setattr(storage, "to_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -390,16 +345,29 @@ def test_fills_that_cannot_be_had(images):
         GaussianPatchPrior((5, 5)).fit(images.flatten(2))
 
 
-def test_sizes_out_of_reach_are_named(images, monkeypatch):
-    monkeypatch.setattr("captum_pda.priors.gaussian.precision_windows.MOST_INVERTED_VALUES", 40)
-    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_FACTORED_VALUES", 40)
-    prior = GaussianPatchPrior(5).fit(images)
-    with pytest.raises(ValueError, match="smaller patch_size"):
-        means_of(prior, images, GRID)
-    small = GaussianPatchPrior((4, 4)).fit(images)
-    monkeypatch.setattr("captum_pda.priors.gaussian.conditioning.MOST_FACTORED_VALUES", 22)
-    with pytest.raises(ValueError, match="EfficientPDA"):
-        samples_of(small, images, GRID, 1)
+@pytest.mark.parametrize(
+    ("window", "patch", "says"),
+    [
+        ((3, 3), 40, "27 values, with 4,773 around it"),
+        ((38, 38), 40, "4,332 values, with 468 around it"),
+    ],
+)
+def test_regions_that_are_too_large_are_named_with_what_fills_them(window, patch, says):
+    image = make_images(1, 3, 40, 40)
+    grid = WindowGrid((40, 40), window, (40, 40))
+    prior = GaussianPatchPrior(patch).fit(image)
+    for ask in (means_of, lambda *given: samples_of(*given, 1)):
+        with pytest.raises(ValueError, match=rf"{says}.*GaussianFieldPrior.*any size"):
+            ask(prior, image, grid)
+
+
+def test_with_a_margin_a_large_patch_serves_small_windows():
+    image = make_images(1, 3, 40, 40)
+    grid = WindowGrid((40, 40), (3, 3), (8, 8))
+    small, large = GaussianPatchPrior(7).fit(image), GaussianPatchPrior(40, margin=2).fit(image)
+    torch.testing.assert_close(
+        means_of(large, image, grid), means_of(small, image, grid), rtol=1e-9, atol=1e-9
+    )
 
 
 def test_constants_of_every_shape(images):
@@ -462,7 +430,7 @@ def test_every_prior_follows_the_protocol(images):
 
 
 def test_fills_do_not_depend_on_what_was_filled_before():
-    """With another stride, windows at the same place of their patch are filled in another way."""
+    """Whatever matrices are kept by then."""
     large = make_images(1, 3, 40, 40)
     dense, sparse = (WindowGrid((40, 40), (3, 3), (stride, stride)) for stride in (1, 3))
     prior = GaussianPatchPrior(7).fit(large)
@@ -472,36 +440,3 @@ def test_fills_do_not_depend_on_what_was_filled_before():
     samples_of(prior, large, dense, 2)
     assert torch.equal(means_of(prior, large, sparse), expected[0])
     assert torch.equal(samples_of(prior, large, sparse, 2, seeded()), expected[1])
-
-
-@pytest.mark.parametrize(
-    ("windows", "ring", "window", "drawing", "expected"),
-    [
-        (10, 672, 300, False, True),
-        (1000, 672, 300, False, False),
-        (10, 1728, 3072, True, True),
-        (1, 672, 300, True, True),
-        (1000, 672, 300, True, False),
-        (1000, 8, 4, True, False),
-    ],
-)
-def test_matrices_are_made_where_windows_repay_them(windows, ring, window, drawing, expected):
-    assert are_few(windows, ring, window, drawing) is expected
-
-
-@pytest.mark.parametrize(
-    ("places", "ring", "window", "expected"),
-    [(1, 672, 300, False), (5, 672, 300, False), (81, 672, 300, True), (9, 90, 54, True)],
-)
-def test_one_inverse_serves_places_that_repay_it(places, ring, window, expected):
-    assert inverse_pays(places, ring, window) is expected
-
-
-def test_an_inverse_that_rounding_would_spoil_is_not_used(images):
-    """A full covariance of fewer patches than values has no inverse but for its regularization."""
-    prior = GaussianPatchPrior(5, covariance="full").fit(images[:1])
-    moments = prior._fitted()[0]
-    assert PrecisionWindows.of_patches(moments, (5, 5), 1e-3) is not None
-    assert PrecisionWindows.of_patches(moments, (5, 5), 1e-14) is None
-    alone = GaussianPatchPrior(5, covariance="full", regularization=1e-14).fit(images[:1])
-    assert torch.isfinite(means_of(alone, images, GRID)).all()

@@ -1,120 +1,268 @@
-"""A Gaussian window at one place of its outer patch, given the ring around it."""
+"""The distribution of a region given the rest of its outer patch, and fills drawn from it."""
 
 from __future__ import annotations
 
-from functools import cached_property
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from captum_pda.basics import device_sync
 from captum_pda.basics.errors import CovarianceError, warn_user
 from captum_pda.priors.gaussian.moments import Moments
-from captum_pda.regions.protocol import Integers
+from captum_pda.regions.protocol import Integers, Windows, block_pixels, row_major_steps
 
-#: The most values whose covariance is factored (2 GiB in double precision).
-MOST_FACTORED_VALUES = 16384
-TENFOLDS = 5
+#: The most values of a ring, and of a region, that vary together. One place of a region of that
+#: size takes about ten seconds of one core, and 0.6 GB.
+MOST_VALUES = 4096
+#: Values of matrices that are kept between calls (128 MiB in single precision).
+KEPT_VALUES = 2**25
+#: Values of rings, and of fills, that are gathered at once.
+GATHERED_VALUES = 2**22
+#: How often the diagonal of a covariance that has no factor is raised tenfold.
+MOST_TENFOLDS = 5
+
+#: Which pixels of a box belong to a region, (*box).
+Shape = npt.NDArray[np.bool_]
+
+#: Threads may share a prior. One lock for all priors, since a prior can be copied and a lock can't.
+_lock = threading.Lock()
 
 
 class Conditional:
-    """The distribution of a window given the rest of its outer patch.
+    """The distribution of a region w given the ring r around it, as matrices.
 
-    With w for the window and r for the ring, S the covariance with its diagonal raised by
-    ``regularization`` times the mean variance (and by no less than rounding errors may be):
+    With S the covariance, its diagonal raised by ``loading``:
 
         mean        = m_w + S_wr S_rr^-1 (x_r - m_r)
         covariance  = S_ww - S_wr S_rr^-1 S_rw
 
     Args:
-        moments: where mean and covariance come from.
-        ring: the ring's places in the patch, (r, dims).
-        window: the window's places in the patch, (w, dims).
-        regularization: the relative diagonal loading.
+        moments: where mean m and covariance S come from.
+        ring: the ring's places in the fitted patch, (r, dims).
+        region: the region's places in it, (w, dims).
+        loading: by how much diagonals are raised, (groups,).
+        drawing: whether samples will be asked for.
+        like: has the dtype and the device of the examples.
     """
 
     def __init__(
-        self, moments: Moments, ring: Integers, window: Integers, regularization: float
+        self,
+        moments: Moments,
+        ring: Integers,
+        region: Integers,
+        loading: Tensor,
+        drawing: bool,
+        like: Tensor,
     ) -> None:
+        cross = moments.covariance(ring, region)
+        ring_factor = loaded_factor(moments.covariance(ring, ring), loading)
+        operator = torch.cholesky_solve(cross, ring_factor)
+        self._ring_mean = device_sync.moved_like(moments.mean(ring), like).unsqueeze(1)
+        self._region_mean = device_sync.moved_like(moments.mean(region), like).unsqueeze(1)
+        #: (S_wr S_rr^-1)^T, (groups, ring values, region values).
+        self._operator = device_sync.moved_like(operator, like)
+        self._sample_factor: Tensor | None = None
+        if drawing:
+            covariance = moments.covariance(region, region) - cross.mT @ operator
+            factor = loaded_factor((covariance + covariance.mT) / 2, loading)
+            self._sample_factor = device_sync.moved_like(factor, like)
+
+    @property
+    def size(self) -> int:
+        """How many values are kept."""
+        factor = self._sample_factor
+        return self._operator.numel() + (0 if factor is None else factor.numel())
+
+    def mean(self, rings: Tensor) -> Tensor:
+        """The means (groups, n, region values) given rings (groups, n, ring values)."""
+        return self._region_mean + (rings - self._ring_mean) @ self._operator
+
+    def deviation(self, noise: Tensor) -> Tensor:
+        """White noise (S, groups, n, region values) as draws about the mean."""
+        assert self._sample_factor is not None  # made for drawing
+        return noise @ self._sample_factor.mT
+
+
+class PatchConditioning:
+    """Fills regions of examples, each given the rest of its outer patch.
+
+    Regions of one shape at one place of their outer patch share one ``Conditional``, so there are
+    few factorisations however many windows there are.
+
+    Args:
+        moments: of the fitted outer patch.
+        regularization: the share of the mean variance by which diagonals are raised.
+        margin: how far beyond a region its patch reaches; None is as far as the fitted patch does.
+    """
+
+    def __init__(self, moments: Moments, regularization: float, margin: int | None) -> None:
         self._moments = moments
-        self._ring = ring
-        self._window = window
-        self.ring_mean = moments.mean(ring)
-        self.window_mean = moments.mean(window)
-        self._loading = diagonal_loading(moments, regularization)
+        self._margin = margin
+        loading = torch.maximum(regularization * moments.variance(), moments.rounding())
+        self._loading = loading.clamp_min(1e-30)
+        self._kept: OrderedDict[object, Conditional] = OrderedDict()
 
-    @cached_property
-    def operator(self) -> Tensor:
-        """(S_wr S_rr^-1)^T, (groups, ring values, window values)."""
-        return torch.cholesky_solve(self._cross, self._ring_factor)
+    def fill(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws (S, W, C, *window) of regions of an example (C, *space); without ``n_samples`` the
+        conditional mean as the only one. Pixels of a box that are not hidden stay as they are."""
+        # Autocast is for the model: fills are computed in the precision of the inputs.
+        with torch.autocast(example.device.type, enabled=False):
+            dtype = torch.promote_types(example.dtype, torch.float32)
+            # Pixels first, channels last: the values of a place stand together, as in the moments.
+            pixels = example.detach().flatten(1).T.to(dtype)
+            fills = pixels[regions.pixels(pixels.device)].unsqueeze(0)
+            if n_samples is not None:
+                # Each region's noise stands where its fill will, so that the draws of a region do
+                # not depend on which regions it shares matrices with.
+                noise = torch.randn(
+                    (n_samples, *fills.shape[1:]),
+                    generator=generator,
+                    dtype=dtype,
+                    device=pixels.device,
+                )
+                if regions.hidden is None:
+                    fills = noise
+                else:
+                    hidden = regions.hidden.to(pixels.device).flatten(1).unsqueeze(-1)
+                    fills = torch.where(hidden, noise, fills)
+            for shape, members, starts in regions_by_shape(regions):
+                self._fill_alike(fills, pixels, regions, shape, members, starts, n_samples)
+        by_channel = fills.transpose(2, 3).reshape(*fills.shape[:2], -1, *regions.window)
+        return by_channel.to(example.dtype)
 
-    @cached_property
-    def sample_factor(self) -> Tensor:
-        """The Cholesky factor of the conditional covariance, (groups, window, window values)."""
-        values = self.window_mean.shape[1]
-        if values > MOST_FACTORED_VALUES:
-            raise ValueError(
-                f"a window of {values} values is too large to draw samples of; use a smaller "
-                "window, channels='independent', or EfficientPDA, which needs no samples"
-            )
-        own = self._moments.covariance(self._window, self._window)
-        covariance = own - self._cross.mT @ self.operator
-        return loaded_factor((covariance + covariance.mT) / 2, self._loading)
-
-    def project(self, deviation: Tensor, without_matrix: bool) -> Tensor:
-        """S_wr S_rr^-1 (x_r - m_r) without forming the operator: cheaper for few windows.
+    def _fill_alike(
+        self,
+        fills: Tensor,
+        pixels: Tensor,
+        regions: Windows,
+        shape: Shape,
+        members: Integers,
+        starts: Integers,
+        n_samples: int | None,
+    ) -> None:
+        """Write the fills (S, W, box pixels, C) of regions of one shape.
 
         Args:
-            deviation: x_r - m_r in double precision, (groups, n, ring values).
-            without_matrix: whether not to form S_wr either: cheaper for very few windows.
+            fills: holds the noise that samples are made of.
+            pixels: the example's, (P, C).
+            regions: all regions.
+            shape: that of some of them.
+            members: the numbers of those, (n,).
+            starts: where their shape starts in their boxes, (n, dims).
+            n_samples: None for the conditional mean.
         """
-        weights = torch.cholesky_solve(deviation.mT, self._ring_factor).mT
-        if without_matrix:
-            return self._moments.predict(weights, self._ring, self._window)
-        return weights @ self._cross
+        patch = self._patch_around(shape, regions.space)
+        corners = regions.corner_array[members] + starts
+        patches = patch_corners(corners, shape.shape, patch, regions.space)
+        offsets = corners - patches
+        # One number for each place, since rows of integers take far longer to compare.
+        numbers = offsets @ row_major_steps(patch)
+        within = np.argwhere(shape) @ row_major_steps(regions.window)
+        boxed = starts @ row_major_steps(regions.window)
+        per_region = pixels.shape[1] * max(math.prod(patch), len(fills) * len(within))
+        at_once = max(1, GATHERED_VALUES // per_region)
+        for number in np.unique(numbers):
+            alike = np.flatnonzero(numbers == number)
+            offset = tuple(offsets[alike[0]].tolist())
+            ring, region = ring_and_region(patch, offset, shape)
+            # A patch that is smaller than the fitted one is its middle.
+            middle = np.subtract(self._moments.patch, patch) // 2
+            conditional = self._conditional(
+                ring + middle, region + middle, n_samples is not None, pixels
+            )
+            around = torch.from_numpy(ring @ row_major_steps(patch)).to(pixels.device)
+            for first in range(0, len(alike), at_once):
+                some = alike[first : first + at_once]
+                placed = block_pixels(patches[some], patch, regions.space, pixels.device)
+                rings = pixels[placed[:, around]]
+                rows = torch.from_numpy(members[some]).to(pixels.device)
+                where: tuple[slice | Tensor, ...] = (slice(None), rows)
+                if len(within) < fills.shape[2]:
+                    columns = torch.from_numpy(boxed[some][:, None] + within).to(pixels.device)
+                    where = (slice(None), rows[:, None], columns)
+                values = conditional.mean(self._grouped(rings)).unsqueeze(0)
+                if n_samples is not None:
+                    values = values + conditional.deviation(self._grouped(fills[where]))
+                fills[where] = self._ungrouped(values, pixels.shape[1])
 
-    def scale(self, rings: Tensor) -> Tensor:
-        """How much rings (groups, n, ring values) vary, as a multiple of what is expected: the root
-        of (x_r - m_r)^T S_rr^-1 (x_r - m_r) / n_r, (groups, n, 1)."""
-        if not rings.shape[2]:
-            return rings.new_ones(*rings.shape[:2], 1)
-        deviation = device_sync.in_double(rings).to(self.ring_mean.device) - self.ring_mean[:, None]
-        white = torch.linalg.solve_triangular(self._ring_factor, deviation.mT, upper=False)
-        energy = white.square().mean(dim=1)
-        return device_sync.moved_like(energy.sqrt().unsqueeze(-1), rings)
+    def _grouped(self, values: Tensor) -> Tensor:
+        """From (..., n, pixels, C) to the values that vary together, (..., groups, n, values)."""
+        return values.flatten(-2).unsqueeze(-3) if self._moments.joint else values.movedim(-1, -3)
 
-    @cached_property
-    def _cross(self) -> Tensor:
-        return self._moments.covariance(self._ring, self._window)
+    def _ungrouped(self, values: Tensor, channels: int) -> Tensor:
+        """From (..., groups, n, values) back to (..., n, pixels, C)."""
+        if self._moments.joint:
+            values = values.squeeze(-3)
+            return values.reshape(*values.shape[:-1], -1, channels)
+        return values.movedim(-3, -1)
 
-    @cached_property
-    def _ring_factor(self) -> Tensor:
-        values = self.ring_mean.shape[1]
-        if values > MOST_FACTORED_VALUES:
+    def _patch_around(self, shape: Shape, space: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of outer patches around regions of this shape."""
+        window, fitted = shape.shape, self._moments.patch
+        for width, size, extent in zip(window, fitted, space, strict=True):
+            # A window may cover an axis, if the patch does too.
+            if width > size or width == size < extent:
+                raise ValueError(
+                    f"a region of {window} leaves nothing to condition on in an outer patch of "
+                    f"{fitted}; use a smaller window, or fit with a patch_size beyond "
+                    f"{max(window)}"
+                )
+        patch = np.minimum(fitted, space)
+        if self._margin is not None:
+            patch = np.minimum(patch, np.add(window, 2 * self._margin))
+        inside = int(shape.sum()) * self._moments.values_per_pixel
+        around = int(patch.prod()) * self._moments.values_per_pixel - inside
+        if max(inside, around) > MOST_VALUES:
             raise ValueError(
-                f"the ring around a window has {values} values, and conditioning on more than "
-                f"{MOST_FACTORED_VALUES} is out of reach; use a smaller patch_size, or "
+                f"a region of {window} has {inside:,} values, with {around:,} around it in its "
+                f"outer patch of {tuple(patch.tolist())}, and GaussianPatchPrior takes up to "
+                f"{MOST_VALUES:,} of either. Use GaussianFieldPrior, which fills regions of any "
+                "size; or smaller regions, a smaller patch_size or margin, or "
                 "channels='independent'"
             )
-        return loaded_factor(self._moments.covariance(self._ring, self._ring), self._loading)
+        return tuple(patch.tolist())
 
-
-def diagonal_loading(moments: Moments, regularization: float) -> Tensor:
-    """By how much a diagonal is raised, (groups,)."""
-    loading = torch.maximum(regularization * moments.variance(), moments.rounding())
-    return loading.clamp_min(1e-30)
+    def _conditional(
+        self, ring: Integers, region: Integers, drawing: bool, like: Tensor
+    ) -> Conditional:
+        """The distribution of a region given a ring, kept from the last time or made now."""
+        key = (ring.tobytes(), region.tobytes(), drawing, like.dtype, like.device)
+        with _lock:
+            found = self._kept.get(key)
+        if found is None:
+            found = Conditional(self._moments, ring, region, self._loading, drawing, like)
+        with _lock:
+            self._kept[key] = found
+            self._kept.move_to_end(key)
+            kept = sum(conditional.size for conditional in self._kept.values())
+            while kept > KEPT_VALUES and len(self._kept) > 1:
+                kept -= self._kept.popitem(last=False)[1].size
+        return found
 
 
 def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
-    """The Cholesky factor of a covariance, with its diagonal raised as far as it needs."""
-    for tenfold in range(TENFOLDS + 1):
+    """The Cholesky factor of covariances (groups, n, n), with their diagonals raised by ``loading``
+    (groups,), and further, with a warning, where they have none."""
+    for tenfold in range(MOST_TENFOLDS + 1):
         loaded = covariance.clone()
         loaded.diagonal(dim1=1, dim2=2).add_(loading[:, None] * 10**tenfold)
         factor: Tensor
         factor, failed = torch.linalg.cholesky_ex(loaded)
         if not device_sync.is_true(failed.any()):
             return factor
-        if tenfold < TENFOLDS:
+        if tenfold < MOST_TENFOLDS:
             warn_user(
                 "a patch covariance is not positive definite; raising its diagonal loading "
                 f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
@@ -122,5 +270,47 @@ def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
             )
     raise CovarianceError(
         "a patch covariance is not positive definite, even with its diagonal loading raised "
-        f"{10**TENFOLDS}-fold; fit on more images, or raise regularization"
+        f"{10**MOST_TENFOLDS}-fold; fit on more images, or raise regularization"
     )
+
+
+def regions_by_shape(regions: Windows) -> Iterator[tuple[Shape, Integers, Integers]]:
+    """The different shapes of regions, in boxes no larger than need be; the numbers of the regions
+    of each, (n,); and where the shape starts in their boxes, (n, dims).
+
+    Regions without pixels are left out.
+    """
+    if regions.hidden is None:
+        starts = np.zeros_like(regions.corner_array)
+        yield np.ones(regions.window, dtype=np.bool_), np.arange(len(regions)), starts
+        return
+    found: dict[object, tuple[Shape, list[int], list[Integers]]] = {}
+    for number, mask in enumerate(regions.hidden.cpu().numpy()):
+        places = np.argwhere(mask)
+        if len(places):
+            low, high = places.min(axis=0), places.max(axis=0) + 1
+            shape = np.ascontiguousarray(mask[tuple(map(slice, low, high))])
+            key = shape.shape, shape.tobytes()
+            _, numbers, lows = found.setdefault(key, (shape, [], []))
+            numbers.append(number)
+            lows.append(low)
+    for shape, numbers, lows in found.values():
+        yield shape, np.array(numbers), np.stack(lows)
+
+
+def patch_corners(
+    corners: Integers, window: tuple[int, ...], patch: tuple[int, ...], space: tuple[int, ...]
+) -> Integers:
+    """Where outer patches start: centred on their windows, then moved inside the input."""
+    margin = np.maximum(np.subtract(patch, window), 0) // 2
+    moved: Integers = np.clip(corners - margin, 0, np.subtract(space, patch))
+    return moved
+
+
+def ring_and_region(
+    patch: tuple[int, ...], offset: tuple[int, ...], shape: Shape
+) -> tuple[Integers, Integers]:
+    """The places of a patch outside a region at ``offset``, and inside it, in row-major order."""
+    inside = np.zeros(patch, dtype=np.bool_)
+    inside[tuple(map(slice, offset, np.add(offset, shape.shape)))] = shape
+    return np.argwhere(~inside), np.argwhere(inside)
