@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -155,9 +154,6 @@ class PhotoExplainer:
         strongest = strongest_windows(evidence, classes[0], self.question.n_windows, *classes[1:])
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         bits = cast(Tensor, whole)[0, 0]
-        regions = evidence.parts[0].regions
-        if regions.space != tuple(bits.shape):
-            strongest = _on_image(strongest, regions.space, tuple(bits.shape))
         return self._answer(classes, bits, strongest)
 
     def _by_gradient(
@@ -204,17 +200,3 @@ def parts_in_words(evidence: WindowEvidence) -> str:
         words.append("both contexts" if len(contexts) > 1 else "empty context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])
-
-
-def _on_image(strongest: Strongest, space: tuple[int, ...], image: tuple[int, ...]) -> Strongest:
-    """Places of a feature map as windows of the image."""
-
-    def enlarged(window: StrongWindow) -> StrongWindow:
-        low = [int(c * i / s) for c, i, s in zip(window.corner, image, space, strict=True)]
-        ends = [c + w for c, w in zip(window.corner, window.shape, strict=True)]
-        high = [math.ceil(e * i / s) for e, i, s in zip(ends, image, space, strict=True)]
-        shape = tuple(end - start for start, end in zip(low, high, strict=True))
-        return StrongWindow(tuple(low), shape, window.value)
-
-    speak_for, speak_against = strongest
-    return [enlarged(one) for one in speak_for], [enlarged(one) for one in speak_against]

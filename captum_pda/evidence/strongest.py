@@ -43,7 +43,7 @@ def strongest_windows(
     speak for the class (or against it) are listed. Of several sizes, a window counts by its
     evidence relative to the spread of its size, since larger windows hold more; of both contexts,
     by the mean of what is lost without it and what it says by itself. Regions of feature maps are
-    listed only where the evidence holds no others.
+    listed only where the evidence holds no others, as the pixels of the input that they cover.
 
     Args:
         evidence: the evidence of one example with one input tensor.
@@ -69,9 +69,26 @@ def strongest_windows(
     of_input = [part for part in evidence.parts if part.depth == "input"]
     for part in of_input or evidence.parts:
         found.setdefault(part.regions, []).append(part.differences(quantity)[0])
-    return pick_strongest(
+    strongest = pick_strongest(
         [(regions.boxes(0), torch.stack(each).mean(dim=0)) for regions, each in found.items()], n
     )
+    space = tuple(evidence.inputs[0].shape[2:])
+    own_space = evidence.parts[0].regions.space
+    if of_input or own_space == space:
+        return strongest
+    speak_for, speak_against = ([_enlarged(w, own_space, space) for w in kind] for kind in strongest)
+    return speak_for, speak_against
+
+
+def _enlarged(
+    window: StrongWindow, space: tuple[int, ...], larger: tuple[int, ...]
+) -> StrongWindow:
+    """The pixels of an input that a window of its feature map covers."""
+    ends = [start + side for start, side in zip(window.corner, window.shape, strict=True)]
+    low = [c * new // old for c, old, new in zip(window.corner, space, larger, strict=True)]
+    high = [-(-end * new // old) for end, old, new in zip(ends, space, larger, strict=True)]
+    shape = tuple(end - start for start, end in zip(low, high, strict=True))
+    return StrongWindow(tuple(low), shape, window.value)
 
 
 def pick_strongest(
