@@ -19,7 +19,7 @@ that window, and reports the difference in bits: red speaks for the class, blue 
 
 EXAMPLES = """\
 examples:
-  captum-pda demo                                   a photo, three algorithms, one picture
+  captum-pda demo                                   two photos, and one picture of their evidence
   captum-pda explain cat.jpg                        why the top class?
   captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
   captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos

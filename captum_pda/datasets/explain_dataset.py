@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +38,14 @@ class ResultWriter(Protocol):
     def write(self, number: int, attributions: Any, record: Record) -> None:
         """Keep the result of an example, whole or not at all."""
         ...
+
+
+#: The methods of a writer, and what they are called with.
+WRITER_METHODS = {
+    "start": ("settings",),
+    "stored": ("number",),
+    "write": ("number", "attributions", "record"),
+}
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,29 @@ def explain_dataset(
             f"data={data!r} must have a length and be indexed by number, as a map-style Dataset "
             "is; read an iterable one into a list first"
         )
+    check_writer(writer)
     job = Job(attribution, examples, writer, target, arguments)
     return job.run(Ranks(process_group), Display("Explaining" if show_progress else None))
+
+
+def check_writer(writer: Any) -> None:
+    """Refuse a writer that lacks a method of ``ResultWriter``, or has one of other arguments."""
+    if isinstance(writer, type):
+        raise TypeError(f"writer={writer.__name__} is a class; pass an object, {writer.__name__}()")
+    for name, arguments in WRITER_METHODS.items():
+        method = getattr(writer, name, None)
+        call = f"{name}({', '.join(arguments)})"
+        if not callable(method):
+            raise TypeError(
+                f"writer={writer!r} has no method {name}; a writer needs {call}, as ResultFolder "
+                "has it"
+            )
+        try:
+            inspect.signature(method).bind(*arguments)
+        except ValueError:  # a method without a signature that Python can tell
+            continue
+        except TypeError as error:
+            raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)
