@@ -21,7 +21,6 @@ from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Regions
 
 #: What each method of the command is called elsewhere.
@@ -94,7 +93,7 @@ class PhotoExplainer:
         return {
             "model": self.classifier.name,
             "labels_sha256": fingerprint(self.classifier.labels),
-            "prior": prior_settings(self.prior),
+            **self._method().settings(),
             **self.question.settings(),
             **({"engine": dict(self.engines)} if self.engines else {}),
         }

@@ -77,7 +77,6 @@ class Question:
             "classes": self.n_top,
             "contrast": self.contrast,
             "windows": self.n_windows,
-            "measure": "weight_of_evidence",
             "engine": self.engine if by_engine else None,
         }
 

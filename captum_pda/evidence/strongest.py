@@ -76,7 +76,9 @@ def strongest_windows(
     own_space = evidence.parts[0].regions.space
     if of_input or own_space == space:
         return strongest
-    speak_for, speak_against = ([_enlarged(w, own_space, space) for w in kind] for kind in strongest)
+    speak_for, speak_against = (
+        [_enlarged(w, own_space, space) for w in kind] for kind in strongest
+    )
     return speak_for, speak_against
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.basics.fingerprints import fingerprint, own_code
+from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.gaussian.prior import GaussianPatchPrior
 
 #: How far the outer patch reaches beyond the window on each side: 10 in 18, as in the paper.
@@ -51,16 +52,19 @@ def _patch_for(method: str, example: Tensor, window: tuple[int, ...]) -> tuple[i
 
 def prior_settings(prior: Any) -> dict[str, object]:
     """What describes a prior, as plain values; one of your own without ``settings()`` is known by
-    its class and a hash of its attributes."""
+    its class and a hash of its code and attributes."""
     if prior is None:
         return {
             "kind": "GaussianPatchPrior",
+            "version": GaussianPatchPrior.version,
+            "empty_context_version": EmptyContext.version,
             "fitted": "to each example by itself",
             "covariance": "stationary",
             "channels": "joint",
             "margin": MARGIN,
             "local_scale": LOCAL_SCALE,
         }
+    described: dict[str, object] = {"empty_context_version": EmptyContext.version}
     if callable(getattr(prior, "settings", None)):
-        return dict(prior.settings())
-    return {"kind": type(prior).__qualname__, "sha256": fingerprint(prior)}
+        return {**described, **prior.settings(), **own_code(prior)}
+    return {**described, "kind": type(prior).__qualname__, "sha256": fingerprint(prior)}

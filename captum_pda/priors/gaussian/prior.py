@@ -52,6 +52,9 @@ class GaussianPatchPrior(FittedGaussian):
         >>> EfficientPDA(model, prior=prior).attribute(image, target=3)
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def __init__(
         self,
         patch_size: int | Sequence[int],
@@ -186,6 +189,7 @@ class GaussianPatchPrior(FittedGaussian):
         moments, extremes = self._fitted()
         return {
             "kind": "GaussianPatchPrior",
+            "version": self.version,
             "patch_size": list(moments.patch),
             **self._options(),
             "fit_sha256": fingerprint([moments.tensors, extremes]),
