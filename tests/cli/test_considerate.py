@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -91,6 +92,32 @@ def test_what_fits_best_is_listed_first_with_numbers() -> None:
 def test_words_count_before_their_parts() -> None:
     with pytest.raises(UsageError, match=r"may mean 2 \(wild cat\), 1 \(catfish\), 0 \(bobcats\);"):
         find_class("cat", ["bobcats", "catfish", "wild cat"])
+
+
+def test_an_exact_name_comes_before_an_index_and_what_could_mean_both_is_asked() -> None:
+    labels = ("1", "10", "2", "3")
+    with pytest.raises(UsageError, match=r"index:0 \(named '1'\) or index:1 \(named '10'\)"):
+        find_class("1", labels)
+    with pytest.raises(UsageError, match=r"--contrast 2 .* index:2 \(named '2'\)") as refused:
+        find_class("2", ("2", "0", "1"), "--contrast")
+    assert "index:0" in str(refused.value)
+    assert [find_class(given, labels) for given in ("10", "3", "0")] == [1, 3, 0]
+    assert [find_class(f"index:{number}", labels) for number in range(4)] == [0, 1, 2, 3]
+    for given in ("index:4", "index:-1", "4"):
+        with pytest.raises(UsageError, match="out of range; the model has classes 0 to 3"):
+            find_class(given, labels)
+    with pytest.raises(UsageError, match="index:0"):
+        find_class("5", ("5", "5"))
+
+
+def test_a_folder_of_classes_named_by_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("labels.txt").write_text("1\n10\n2\n3\n4\n")
+    tiny = ("--model", "tiny:five", "--labels", "labels.txt", "--method", "gradient", "--quiet")
+    assert main(["explain", "cat.png", *tiny, "--target", "1"]) == 2
+    assert "--target 1 may mean a class's name or its number" in capsys.readouterr().err
+    assert main(["explain", "cat.png", *tiny, "--target", "10"]) == 0
+    with np.load("cat_evidence.npz") as file:
+        assert file["first"].tolist() == [1]
 
 
 def test_cost_in_words() -> None:
