@@ -72,8 +72,8 @@ def _add_question(which: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name, part of a name, or number (index:3 where names are numbers too); may "
-        "be given several times. Default: the top class",
+        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
+        "may be given several times. Default: the top class",
     )
     which.add_argument(
         "--classes",

@@ -98,7 +98,7 @@ def test_an_exact_name_comes_before_an_index_and_what_could_mean_both_is_asked()
     labels = ("1", "10", "2", "3")
     with pytest.raises(UsageError, match=r"index:0 \(named '1'\) or index:1 \(named '10'\)"):
         find_class("1", labels)
-    with pytest.raises(UsageError, match=r"--contrast 2 .* index:2 \(named '2'\)") as refused:
+    with pytest.raises(UsageError, match=r"--contrast 2 .* index:2 \(named '1'\)") as refused:
         find_class("2", ("2", "0", "1"), "--contrast")
     assert "index:0" in str(refused.value)
     assert [find_class(given, labels) for given in ("10", "3", "0")] == [1, 3, 0]
