@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         optional_module("sklearn.cluster")
         plan, explainer, classes = prepare(options)
-    explainer = with_engines(explainer, plan, ranks)
+    explainer = with_engines(explainer, plan, ranks, options.overwrite)
     writer = AtlasWriter(
         plan, explainer, classes, Enough(options.regions, options.min_bits), options.overwrite
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from captum_pda.cli.results import write_result
 from captum_pda.cli.usage_errors import CommandError
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
+from captum_pda.datasets.stored_files import json_text
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display
 from captum_pda.report.index import index_page
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         plan, explainer = prepare(options)
-    explainer = with_engines(explainer, plan, ranks)
+    explainer = with_engines(explainer, plan, ranks, options.overwrite)
     classifier, is_folder = explainer.classifier, plan.folder is not None
     writer = PhotoWriter(
         plan,
@@ -106,7 +106,7 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
     total, hint = len(plan.places), "the others are written"
     if plan.folder is not None:
         place = plan.folder / SUMMARY_FILE
-        write_summary(place, summary, total, failed)
+        write_summary(place, summary, total, failed, options.overwrite)
         if options.html:
             write_folder_index(plan, options.overwrite)
         hint = f"{place} lists them, and the same command tries them again"
@@ -136,7 +136,9 @@ def write_folder_index(plan: Plan, overwrite: bool) -> None:
         write_result(index, index_page(pages, index, plan.folder.name), overwrite)
 
 
-def write_summary(place: Path, summary: DatasetSummary, total: int, failed: dict[str, str]) -> None:
+def write_summary(
+    place: Path, summary: DatasetSummary, total: int, failed: dict[str, str], overwrite: bool
+) -> None:
     """Write what became of a folder's photos."""
     content = {
         "captum_pda": __version__,
@@ -145,4 +147,4 @@ def write_summary(place: Path, summary: DatasetSummary, total: int, failed: dict
         "done_before": summary.done_before,
         "failed": failed,
     }
-    write_result(place, json.dumps(content, indent=2, ensure_ascii=False).encode())
+    write_result(place, json_text(content, indent=2).encode(), overwrite)

@@ -55,8 +55,10 @@ def check_question(question: Question, choice: ModelChoice) -> None:
         question.named_classes(choice.labels)
 
 
-def with_engines(explainer: PhotoExplainer, plan: Plan, ranks: Ranks) -> PhotoExplainer:
+def with_engines(
+    explainer: PhotoExplainer, plan: Plan, ranks: Ranks, overwrite: bool
+) -> PhotoExplainer:
     """The explainer with the engines that the first rank chooses for all."""
     with ranks.failing_together():
-        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
+        engines = engines_for_all(explainer, plan.folder, overwrite) if ranks.rank == 0 else {}
     return replace(explainer, engines=ranks.gather_objects(engines)[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import textwrap
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from captum_pda.basics.files import write_whole
@@ -23,6 +21,7 @@ from captum_pda.cli.explanation import Explanation
 from captum_pda.cli.marks import is_own, mark_options
 from captum_pda.cli.places import not_ours
 from captum_pda.cli.usage_errors import CommandError
+from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
 from captum_pda.visualization import visualize_evidence_multiple
 
 DPI = 110
@@ -102,10 +101,9 @@ def numbers_in_file(
     if outputs is not None:
         tensors["outputs"] = outputs if outputs.dtype == torch.float64 else outputs.float()
     names = [answer.name for answer in explanation.answers]
-    header = json.dumps({**settings, "answers": names}, ensure_ascii=False)
+    header = json_text({**settings, "answers": names})
     if ending == ".safetensors":
-        content: bytes = to_safetensors(tensors, metadata={"settings": header})
-        return content
+        return safetensors_file(tensors, {SETTINGS: header})
     file = io.BytesIO()
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(file, settings=np.array(header), **arrays)

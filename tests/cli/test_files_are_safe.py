@@ -128,6 +128,19 @@ def test_a_folder_s_foreign_files_and_the_demo_s_are_left_alone() -> None:
         Path("out", foreign).unlink()
 
 
+@pytest.mark.parametrize("foreign", ["summary.json", "settings.json", "index.html"])
+def test_overwrite_replaces_whatever_has_the_name_of_a_result(foreign: str) -> None:
+    for name in ("photos", "out"):
+        Path(name).mkdir()
+    copy("cat.png", "photos/cat.png")
+    Path("out", foreign).write_bytes(b"somebody's own")
+    command = ["explain", "photos", "--output", "out", *TINY, "--method", "efficient", "--html"]
+    assert main(command) == 2
+    assert main([*command, "--overwrite"]) == 0
+    assert is_own(Path("out", foreign))
+    assert main(command) == 0
+
+
 def test_a_dangling_link_is_left_alone() -> None:
     Path("cat_evidence.png").symlink_to("nowhere.png")
     assert main(["explain", "cat.png", *TINY]) == 2

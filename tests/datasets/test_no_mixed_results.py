@@ -392,6 +392,28 @@ def test_what_nobody_can_describe_is_explained_anew(tmp_path):
 # The files
 
 
+@pytest.mark.parametrize("place", [-1, -9, -200])
+def test_a_flipped_bit_is_noticed(tmp_path, place):
+    explain(tmp_path, efficient())
+    before = maps(tmp_path)
+    path = ResultFolder(tmp_path).place(1)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"000001.safetensors is damaged"):
+        ResultFolder(tmp_path).read(1)
+    assert counts(explain(tmp_path, efficient())) == (1, N - 1)
+    torch.testing.assert_close(maps(tmp_path), before, rtol=0, atol=0)
+
+
+def test_what_a_killed_run_has_left_is_removed(tmp_path):
+    explain(tmp_path, efficient())
+    (tmp_path / f".{'0' * 32}.part").write_bytes(b"half")
+    (tmp_path / ".mine.part").write_bytes(b"somebody's own")
+    assert counts(explain(tmp_path, efficient())) == (0, N)
+    assert [path.name for path in tmp_path.glob(".*")] == [".mine.part"]
+
+
 def test_outputs_are_stored_with_the_result(tmp_path):
     explain(tmp_path, efficient())
     with safe_open(tmp_path / "000001.safetensors", framework="pt") as file:
