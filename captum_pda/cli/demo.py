@@ -20,7 +20,7 @@ from captum_pda.cli.models import load_classifier
 from captum_pda.cli.places import check_free
 from captum_pda.cli.results import write_figure
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.cli.words import top_classes, window_words
+from captum_pda.cli.words import top_classes, window_lines
 from captum_pda.evidence.strongest import strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
@@ -117,10 +117,8 @@ def tell(shown: Demonstration, classifier: Classifier, say: Any) -> None:
     kinds = strongest_windows(evidence, shown.first)
     for verb, windows in zip(("for", "against"), kinds, strict=True):
         say(f"What speaks {verb} {name}:")
-        for window in windows:
-            say(f"  {window_words(window, space)}")
-        if not windows:
-            say("  nothing")
+        for line in window_lines(windows, space):
+            say(line)
 
 
 def draw(classifier: Classifier, photos: list[Demonstration]) -> Figure:

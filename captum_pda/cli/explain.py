@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from captum_pda.basics.plurals import counted
 from captum_pda.basics.version import __version__
-from captum_pda.cli.cost import cost_line, seconds_per_pass
 from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.photo_job import PhotoSet, PhotoWriter
@@ -20,7 +20,7 @@ from captum_pda.cli.places import (
     plan_folder,
     plan_photos,
 )
-from captum_pda.cli.preparation import BLANK, make_explainer, run_on_ranks, with_engines
+from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
 from captum_pda.cli.processes import is_launched
 from captum_pda.cli.results import write_result
 from captum_pda.cli.usage_errors import CommandError
@@ -55,8 +55,6 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         None if options.quiet or is_folder else partial(tell, classifier.labels),
     )
     title = "Explaining" if is_folder and not options.quiet else None
-    if ranks.rank == 0 and not options.quiet:
-        say_cost(explainer, len(plan.places), ranks.count)
     job = Job(explainer, PhotoSet(plan.places, classifier.preprocessing), writer)
     summary = job.run(ranks, Display(title, "photo", options.debug))
     return conclude(plan, summary, options) if ranks.rank == 0 else 0
@@ -73,19 +71,6 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
     explainer = make_explainer(options, question, plan, not options.quiet and not is_folder)
     question.named_classes(explainer.classifier.labels)
     return plan, explainer
-
-
-def say_cost(explainer: PhotoExplainer, n_photos: int, n_processes: int) -> None:
-    """Say how long all photos will take, if that is long."""
-    image = explainer.classifier.preprocessing(BLANK)
-    n_windows, n_passes = explainer.question.n_windows_and_passes(image)
-    if not n_passes:
-        return
-    seconds = seconds_per_pass(explainer.classifier.model, image) * n_passes
-    n_samples = explainer.question.n_samples if explainer.question.method == "sampled" else 1
-    line = cost_line(n_windows, n_samples, n_photos, seconds * n_photos / n_processes)
-    if line is not None:
-        print(line)
 
 
 def tell(
@@ -111,8 +96,9 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
             write_folder_index(plan, options.overwrite)
         hint = f"{place} lists them, and the same command tries them again"
         if not options.quiet:
+            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
             print(
-                f"Explained {summary.explained} of {total} photos; {summary.done_before} were done "
+                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
                 f"before, {len(failed)} failed."
             )
             print(f"Written: {plan.folder}")

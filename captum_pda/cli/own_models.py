@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,8 @@ def choose(name: str) -> ModelChoice:
 
     Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation.
     """
-    made = _call(name, _function(name))
+    with _working_folder_on_path():
+        made = _call(name, _function(name))
     parts = made if isinstance(made, tuple) else (made,)
     model, transform, labels = (*parts, None, None)[:3]
     if not isinstance(model, nn.Module) or len(parts) > 3 or not _is_transform(transform):
@@ -36,9 +38,19 @@ def choose(name: str) -> ModelChoice:
     return ModelChoice(name, preprocessing, names, partial(_load, name, model, preprocessing))
 
 
+@contextmanager
+def _working_folder_on_path() -> Iterator[None]:
+    """Let modules of the working folder be imported, also by the function that is called."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
 def _function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -47,8 +59,6 @@ def _function(name: str) -> Callable[[], Any]:
         ) from error
     except Exception as error:
         raise CommandError(f"--model {name}: {module_name} fails ({one_line(error)})") from error
-    finally:
-        sys.path.remove(os.getcwd())
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UsageError(

@@ -9,6 +9,8 @@ from torch import Tensor
 from captum_pda.cli.explanation import Answer
 from captum_pda.evidence.strongest import StrongWindow
 
+#: Windows of fewer bits are not listed: they change the odds by less than a hundredth.
+LEAST_BITS = 0.01
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -24,10 +26,16 @@ def answer_lines(answer: Answer, space: tuple[int, ...]) -> Iterator[str]:
     """What speaks for a class and what against it, the strongest first."""
     for verb, windows in (("for", answer.speak_for), ("against", answer.speak_against)):
         yield f"What speaks {verb} {answer.name}:"
-        if not windows:
-            yield "  nothing"
-        for window in windows:
-            yield f"  {window_words(window, space)}"
+        yield from window_lines(windows, space)
+
+
+def window_lines(windows: Sequence[StrongWindow], space: tuple[int, ...]) -> Iterator[str]:
+    """A line for each window that says something, or one that says that none does."""
+    listed = [window for window in windows if abs(window.value) >= LEAST_BITS]
+    for window in listed:
+        yield f"  {window_words(window, space)}"
+    if not listed:
+        yield f"  nothing, to within {LEAST_BITS} bits"
 
 
 def window_words(window: StrongWindow, space: tuple[int, ...]) -> str:

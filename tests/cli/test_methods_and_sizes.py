@@ -27,7 +27,7 @@ def run(*arguments: str) -> int:
     return main(["explain", *arguments, "--model", "tiny:five", "--device", "cpu", "--quiet"])
 
 
-def bits(name: str = "cat_evidence.npz") -> np.ndarray:
+def bits(name: str = "cat.png_evidence.npz") -> np.ndarray:
     with np.load(name) as file:
         return file["bits"]
 
@@ -138,7 +138,7 @@ def test_the_maps_fill_the_picture(n_classes: int, monkeypatch: pytest.MonkeyPat
     assert len(panels) == n_classes + 1
     grid = panels[0].get_subplotspec().get_gridspec()
     assert grid.nrows * grid.ncols - len(panels) < grid.ncols / 2
-    with Image.open("cat_evidence.png") as picture:
+    with Image.open("cat.png_evidence.png") as picture:
         right_half = np.asarray(picture.convert("L"))[:, picture.width // 2 :]
     assert (right_half < 250).mean() > 0.2
 
