@@ -112,12 +112,13 @@ def run(options: argparse.Namespace) -> int:
 def tell(shown: Demonstration, classifier: Classifier, say: Any) -> None:
     """What the network sees, and what speaks for it and against it."""
     evidence, name = shown.evidence, classifier.labels[shown.first]
-    say(f"{classifier.name} sees: {top_classes(evidence.probabilities[0], classifier.labels)}")
+    seen = top_classes(evidence.probabilities[0], classifier.labels, evidence.measure)
+    say(f"{classifier.name} sees: {seen}")
     space = tuple(evidence.inputs[0].shape[2:])
     kinds = strongest_windows(evidence, shown.first)
     for verb, windows in zip(("for", "against"), kinds, strict=True):
         say(f"What speaks {verb} {name}:")
-        for line in window_lines(windows, space):
+        for line in window_lines(windows, space, evidence.measure):
             say(line)
 
 

@@ -23,7 +23,7 @@ from captum_pda.cli.places import (
 from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
 from captum_pda.cli.processes import is_launched
 from captum_pda.cli.results import write_result
-from captum_pda.cli.usage_errors import CommandError
+from captum_pda.cli.usage_errors import CommandError, in_command_words
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
 from captum_pda.datasets.stored_files import json_text
@@ -77,10 +77,10 @@ def tell(
     labels: Sequence[str], path: Path, explanation: Explanation, written: Sequence[Path]
 ) -> None:
     """Say what was found, and where it is."""
-    print(f"{path}: {top_classes(explanation.probabilities, labels)}")
+    print(f"{path}: {top_classes(explanation.predictions, labels, explanation.measure)}")
     space = tuple(explanation.image.shape[2:])
     for answer in explanation.answers:
-        for line in answer_lines(answer, space):
+        for line in answer_lines(answer, space, explanation.measure):
             print(line)
     print(f"Written: {', '.join(str(file) for file in written)}")
 
@@ -105,7 +105,7 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
     for path, reason in list(failed.items())[:SHOWN]:
         # A reason that names the photo does not need to be told which one it is about.
         line = reason if path in reason or total == 1 else f"{path}: {reason}"
-        print(f"captum-pda: error: {line}", file=sys.stderr)
+        print(f"captum-pda: error: {in_command_words(line)}", file=sys.stderr)
     if failed and total > 1:
         print(
             f"captum-pda: error: {len(failed)} of {total} photos could not be explained; {hint}",

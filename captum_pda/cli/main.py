@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from captum_pda.basics.version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
-from captum_pda.cli.usage_errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -111,5 +111,5 @@ def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
 
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line."""
-    print(f"captum-pda: note: {' '.join(str(message).split())}", file=sys.stderr)
+    """A warning in one line, with this command's names for options of the library."""
+    print(f"captum-pda: note: {in_command_words(str(message))}", file=sys.stderr)

@@ -45,7 +45,9 @@ def make_explainer(
     prior = GaussianPatchPrior.load(options.prior) if options.prior else None
     choice = choose_model(options.model, options.weights, options.labels)
     check_question(question, choice)
-    return PhotoExplainer(Classifier.of(choice, device), question, prior, show_progress)
+    return PhotoExplainer(
+        Classifier.of(choice, device, options.output_kind), question, prior, show_progress
+    )
 
 
 def check_question(question: Question, choice: ModelChoice) -> None:
