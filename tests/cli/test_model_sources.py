@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_model_of_one_s_own_is_told(
     path = list(sys.path)
     for name, message in [
         ("wrong:fails", "failed (KeyError: 'weights'); it is called without arguments"),
-        ("wrong:flat", "must return logits (N, classes)"),
+        ("wrong:flat", "must return a tensor (N, classes)"),
     ]:
         assert main(["explain", "cat.png", "--model", name]) == 1
         assert message in capsys.readouterr().err
