@@ -37,6 +37,14 @@ def five():
     return network(), transform(), LABELS
 
 
+def certain():
+    # Large logits, which single places of the feature map can change.
+    model = network()
+    with torch.no_grad():
+        model[-1].weight *= 100
+    return model, transform(), LABELS
+
+
 def other():
     return network(seed=1), transform(), LABELS
 """

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from captum_pda.atlas.regions import ClassRegion
+from captum_pda.basics.plurals import counted
 from captum_pda.prediction.inputs import check_count
 
 #: So many groups are tried at most, for the class and against it.
@@ -88,11 +89,11 @@ class Atlas:
     n_left_out: int = 0
 
     def __repr__(self) -> str:
-        lines = [f"Atlas of {self.label!r}: {self.n_photos} photos, {len(self.groups)} groups"]
+        photos, groups = counted(self.n_photos, "photo"), counted(len(self.groups), "group")
+        lines = [f"Atlas of {self.label!r}: {photos}, {groups}"]
         for group in self.groups:
-            lines.append(
-                f"  {group.mean_bits:+.2f} +- {group.spread:.2f} bits in {len(group.photos)} photos"
-            )
+            photos = counted(len(group.photos), "photo")
+            lines.append(f"  {group.mean_bits:+.2f} +- {group.spread:.2f} bits in {photos}")
         return "\n".join(lines)
 
 

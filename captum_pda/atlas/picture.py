@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from captum_pda.atlas.groups import Atlas, RegionGroup
+from captum_pda.basics.plurals import counted
 from captum_pda.prediction.inputs import check_count
 from captum_pda.visualization.drawing import new_figure, show
 from captum_pda.visualization.window_frames import AGAINST, FOR
@@ -27,7 +28,9 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
     check_count("n_examples", n_examples)
     rows = max(len(atlas.groups), 1)
     figure = new_figure((WORDS + n_examples * COLUMN, 0.7 + rows * ROW), use_pyplot)
-    figure.suptitle(f"What speaks for {atlas.label}, and what against it ({atlas.n_photos} photos)")
+    figure.suptitle(
+        f"What speaks for {atlas.label}, and what against it ({counted(atlas.n_photos, 'photo')})"
+    )
     if not atlas.groups:
         empty = figure.add_subplot()  # notebooks show no figure without axes
         empty.axis("off")
@@ -55,5 +58,5 @@ def group_words(group: RegionGroup) -> str:
     """How strong a group is, and how often it occurs."""
     return (
         f"{group.mean_bits:+.2f} \u00b1 {group.spread:.2f} bits\n"
-        f"{len(group.photos)} of {group.n_photos_in_all} photos"
+        f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}"
     )

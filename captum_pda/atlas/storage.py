@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import safe_open
-from safetensors.numpy import save
 
 from captum_pda.atlas.regions import CROP, ClassRegion
 from captum_pda.basics.files import write_whole
+from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
 
 
 def write_regions(
@@ -40,11 +41,10 @@ def regions_in_file(
         "features": np.array([region.features for region in regions], dtype=np.float32),
     }
     names = [[region.photo, region.link, region.label] for region in regions]
-    header = {"settings": json.dumps(dict(settings)), "names": json.dumps(names)}
+    header = {SETTINGS: json_text(dict(settings)), "names": json_text(names)}
     whole = {**arrays, **others}
-    plain = {name: np.ascontiguousarray(array) for name, array in whole.items()}
-    content: bytes = save(plain, metadata=header)
-    return content
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in whole.items()}
+    return safetensors_file(tensors, header)
 
 
 def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:

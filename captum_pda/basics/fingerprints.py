@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -30,16 +31,43 @@ PLAIN = (
     torch.dtype,
     torch.device,
 )
+#: Values that are compared by what they hold.
+VALUES = (tuple, list, dict, set, frozenset, Tensor, np.ndarray)
+#: Packages whose classes are known by the versions that are stored with every result.
+LIBRARIES = {
+    "captum_pda",
+    "captum",
+    "torch",
+    "numpy",
+    "typing_extensions",
+    *sys.stdlib_module_names,
+}
+LIBRARIES -= {"__main__"}
 
 
 def fingerprint(value: Any) -> str:
     """A hash of a tensor, a fitted prior, or anything else that settings are made of.
 
     An object is known by its class and its ``settings()``, or without that method by its
-    attributes; a function by its code, its defaults and what it encloses; a random generator by
-    its state. ``opaque_parts`` lists what cannot be known so.
+    attributes; a function by its code, its defaults and what it uses; a class that is not of an
+    installed library by its code too; a random generator by its state. ``opaque_parts`` lists what
+    cannot be known so.
     """
     return _Walk(value).digest.hexdigest()
+
+
+def own_code(value: Any) -> dict[str, object]:
+    """What tells one state of a user's own class from another, to be added to settings.
+
+    The ``version`` that the class states, or else a hash of its methods, class attributes and of
+    what they use of the same package. Empty for classes of this library and of those below it,
+    whose versions are settings by themselves.
+    """
+    own = _own_classes(type(value))
+    stated = [vars(kind)["version"] for kind in own if "version" in vars(kind)]
+    if stated:
+        return {"version": stated[0]}
+    return {"code_sha256": _Walk(own).digest.hexdigest()} if own else {}
 
 
 def weights_fingerprint(model: nn.Module) -> str:
@@ -59,12 +87,18 @@ class _Walk:
         self.digest = hashlib.sha256()
         self.opaque: list[str] = []
         self._open: set[int] = set()
+        #: Functions and classes that were met before, of which the name is enough.
+        self._known: set[int] = set()
         self._add(value)
 
     def _add(self, value: Any) -> None:
         if isinstance(value, PLAIN):
             self._say(repr(value))
-        elif isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
+        elif isinstance(value, type):
+            self._say(_name(value))
+            for kind in _own_classes(value):
+                self._add_class(kind)
+        elif isinstance(value, types.BuiltinFunctionType | types.ModuleType):
             self._say(_name(value))
         elif id(value) in self._open:  # a part that holds the whole
             self._say("...")
@@ -101,26 +135,80 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif callable(getattr(value, "settings", None)):
-            self._add((_name(type(value)), value.settings()))
+            self._add((_name(type(value)), value.settings(), own_code(value)))
         else:
             self._add_object(value)
 
     def _add_function(self, function: types.FunctionType) -> None:
-        self._add((_name(function), function.__defaults__, function.__kwdefaults__))
-        self._add_code(function.__code__)
+        self._say(_name(function))
+        if id(function) in self._known:
+            return
+        self._known.add(id(function))
+        self._add((function.__defaults__, function.__kwdefaults__))
+        self._add_code(function.__code__, function.__doc__)
+        self._add_globals(function)
         for cell in function.__closure__ or ():
             try:
                 self._add(cell.cell_contents)
             except ValueError:  # nothing in it yet
                 self._say("empty")
 
-    def _add_code(self, code: types.CodeType) -> None:
+    def _add_code(self, code: types.CodeType, documentation: str | None = None) -> None:
         self._add((code.co_code, code.co_names))
-        for constant in code.co_consts:
+        constants = code.co_consts
+        if documentation is not None and constants[:1] == (documentation,):
+            constants = constants[1:]
+        for constant in constants:
             if isinstance(constant, types.CodeType):
                 self._add_code(constant)
             else:
                 self._add(constant)
+
+    def _add_globals(self, function: types.FunctionType) -> None:
+        """What a function uses of its module: constants, and functions and classes of its package.
+
+        A private table or list may be a memory that fills while the function is used.
+        """
+        package = _package(function.__globals__.get("__name__"))
+        for name in _names(function.__code__):
+            if name not in function.__globals__:
+                continue
+            used = function.__globals__[name]
+            if isinstance(used, types.FunctionType | type):
+                if _package(used.__module__) == package:
+                    self._add((name, used))
+            elif isinstance(used, PLAIN) or (
+                isinstance(used, VALUES) and not _is_memory(name, used)
+            ):
+                self._add((name, used))
+
+    def _add_class(self, kind: type) -> None:
+        """The methods and attributes of a class, without those of the classes it derives from."""
+        if id(kind) in self._known:
+            return
+        self._known.add(id(kind))
+        for name, value in sorted(vars(kind).items()):
+            is_special = name.startswith("__") and name.endswith("__") and not callable(value)
+            if is_special or name.startswith("_abc_") or _is_memory(name, value):
+                continue
+            self._say(name)
+            self._add_attribute(value)
+
+    def _add_attribute(self, value: Any) -> None:
+        """An attribute of a class: a method in whatever wrapper, a constant, or an own object."""
+        if isinstance(value, property):
+            value = value.fget, value.fset
+        elif isinstance(value, functools.partialmethod):
+            value = value.func, value.args, value.keywords
+        elif isinstance(value, functools.cached_property):
+            value = value.func
+        elif not isinstance(value, types.FunctionType):
+            value = getattr(value, "__wrapped__", value)  # static and class methods, lru_cache
+        known = (*PLAIN, *VALUES, types.FunctionType, type, functools.partial, nn.Module)
+        if isinstance(value, known) or _own_classes(type(value)):
+            self._add(value)
+        else:
+            self._say(_name(type(value)))
 
     def _add_object(self, value: Any) -> None:
         slots = [
@@ -129,7 +217,7 @@ class _Walk:
             for name in _slots(kind)
             if name not in ("__dict__", "__weakref__") and hasattr(value, name)
         ]
-        self._say(_name(type(value)))
+        self._add(type(value))
         if not slots and not hasattr(value, "__dict__"):
             self.opaque.append(_name(type(value)))
             return
@@ -138,6 +226,25 @@ class _Walk:
 
     def _say(self, text: str) -> None:
         self.digest.update(f"{len(text)}:{text}".encode())
+
+
+def _own_classes(kind: type) -> list[type]:
+    """Those classes among a class and its bases that no installed library accounts for."""
+    return [one for one in kind.__mro__ if _package(one.__module__) not in LIBRARIES]
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names that code uses, and functions within it."""
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
+
+
+def _is_memory(name: str, value: Any) -> bool:
+    return name.startswith("_") and isinstance(value, dict | list | set)
 
 
 def _slots(kind: type) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from captum_pda.cli.torchvision_models import DEFAULT_MODEL
 from captum_pda.cli.usage_errors import UsageError
+from captum_pda.prediction.readout import OUTPUTS
 
 
 def positive(given: str) -> int:
@@ -46,6 +47,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--labels", type=Path, metavar="FILE", help="the names of its classes, one per line"
+    )
+    model.add_argument(
+        "--output-kind",
+        choices=OUTPUTS,
+        help="what its outputs are. logits: of classes that exclude each other, before a softmax "
+        "(default, unless the model says otherwise). multilabel: of labels, each before a sigmoid "
+        "of its own. probabilities: of either, after it. raw: plain numbers, as of a regression",
     )
     model.add_argument(
         "--device",

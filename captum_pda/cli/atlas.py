@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         optional_module("sklearn.cluster")
         plan, explainer, classes = prepare(options)
-    explainer = with_engines(explainer, plan, ranks)
+    explainer = with_engines(explainer, plan, ranks, options.overwrite)
     writer = AtlasWriter(
         plan, explainer, classes, Enough(options.regions, options.min_bits), options.overwrite
     )
@@ -109,7 +109,8 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     summary = job.run(ranks, Display(title, "photo", options.debug))
     if ranks.rank > 0:
         return 0
-    return conclude(write_atlases(plan, explainer.classifier, classes, options), summary, plan)
+    written = write_atlases(plan, explainer.classifier, classes, options)
+    return conclude(written, summary, plan, options.quiet)
 
 
 def prepare(
@@ -150,9 +151,9 @@ def write_atlases(
     return written
 
 
-def conclude(written: dict[Path, Atlas], summary: DatasetSummary, plan: Plan) -> int:
+def conclude(written: dict[Path, Atlas], summary: DatasetSummary, plan: Plan, quiet: bool) -> int:
     """Tell where the atlases are, and which photos failed."""
-    for place in written:
+    for place in [] if quiet else written:
         print(f"Written: {place}, {place.with_suffix('.png')}")
     for number, reason in list(summary.failed.items())[:SHOWN]:
         print(f"captum-pda: error: {plan.places[number].photo}: {reason}", file=sys.stderr)

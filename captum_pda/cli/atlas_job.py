@@ -79,7 +79,7 @@ class AtlasWriter:
         self._settings = {**settings, **asdict(self.enough)}
         if self.plan.folder is not None:
             try:
-                keep_settings(self.plan.folder, self._settings)
+                keep_settings(self.plan.folder, self._settings, self.overwrite)
             except SettingsError as error:
                 raise UsageError(f"--output {error}") from error
             remove_parts(self.plan.folder)

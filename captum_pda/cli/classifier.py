@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from captum_pda.cli.output_kinds import output_kind
 from captum_pda.cli.usage_errors import CommandError
 
 #: Before a photo is scaled, its longer side is cut to so many times its shorter one. Models look
@@ -70,12 +71,15 @@ class ModelChoice:
         preprocessing: from a photo to its input.
         labels: the names of its classes, where they are known without its weights.
         load: loads it.
+        output: what its outputs are, where its source says so: "logits", "multilabel",
+            "probabilities" or "raw".
     """
 
     name: str
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None
     load: Callable[[], Loaded]
+    output: str | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Classifier:
         preprocessing: from a photo to its input.
         labels: the names of its classes, or their numbers where names are not known.
         weights: where its weights come from.
+        output: what its outputs are: "logits", "multilabel", "probabilities" or "raw".
     """
 
     name: str
@@ -95,10 +100,13 @@ class Classifier:
     preprocessing: Preprocessing
     labels: tuple[str, ...]
     weights: str
+    output: str = "logits"
 
     @staticmethod
-    def of(choice: ModelChoice, device: str | torch.device = "cpu") -> Classifier:
-        """Load a model that was chosen."""
+    def of(
+        choice: ModelChoice, device: str | torch.device = "cpu", output: str | None = None
+    ) -> Classifier:
+        """Load a model that was chosen; its outputs are read as ``output``, if that is given."""
         loaded = choice.load()
         labels = loaded.labels if choice.labels is None else choice.labels
         if len(labels) != len(loaded.labels):
@@ -107,7 +115,9 @@ class Classifier:
                 "write one per line"
             )
         model = loaded.model.eval().to(device)
-        return Classifier(choice.name, model, choice.preprocessing, labels, loaded.source)
+        blank = choice.preprocessing(Image.new("RGB", (256, 256))).to(device)
+        kind = output_kind(output, choice.output, model, blank)
+        return Classifier(choice.name, model, choice.preprocessing, labels, loaded.source, kind)
 
 
 def _trim(photo: Image.Image) -> Image.Image:

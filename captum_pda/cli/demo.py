@@ -20,7 +20,7 @@ from captum_pda.cli.models import load_classifier
 from captum_pda.cli.places import check_free
 from captum_pda.cli.results import write_figure
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.cli.words import top_classes, window_words
+from captum_pda.cli.words import top_classes, window_lines
 from captum_pda.evidence.strongest import strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
@@ -112,15 +112,14 @@ def run(options: argparse.Namespace) -> int:
 def tell(shown: Demonstration, classifier: Classifier, say: Any) -> None:
     """What the network sees, and what speaks for it and against it."""
     evidence, name = shown.evidence, classifier.labels[shown.first]
-    say(f"{classifier.name} sees: {top_classes(evidence.probabilities[0], classifier.labels)}")
+    seen = top_classes(evidence.probabilities[0], classifier.labels, evidence.measure)
+    say(f"{classifier.name} sees: {seen}")
     space = tuple(evidence.inputs[0].shape[2:])
     kinds = strongest_windows(evidence, shown.first)
     for verb, windows in zip(("for", "against"), kinds, strict=True):
         say(f"What speaks {verb} {name}:")
-        for window in windows:
-            say(f"  {window_words(window, space)}")
-        if not windows:
-            say("  nothing")
+        for line in window_lines(windows, space, evidence.measure):
+            say(line)
 
 
 def draw(classifier: Classifier, photos: list[Demonstration]) -> Figure:

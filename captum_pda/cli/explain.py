@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from captum_pda.basics.plurals import counted
 from captum_pda.basics.version import __version__
-from captum_pda.cli.cost import cost_line, seconds_per_pass
 from captum_pda.cli.explain_options import add_parser, make_question
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.photo_job import PhotoSet, PhotoWriter
@@ -21,12 +20,13 @@ from captum_pda.cli.places import (
     plan_folder,
     plan_photos,
 )
-from captum_pda.cli.preparation import BLANK, make_explainer, run_on_ranks, with_engines
+from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
 from captum_pda.cli.processes import is_launched
 from captum_pda.cli.results import write_result
-from captum_pda.cli.usage_errors import CommandError
+from captum_pda.cli.usage_errors import CommandError, in_command_words
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
+from captum_pda.datasets.stored_files import json_text
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display
 from captum_pda.report.index import index_page
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         plan, explainer = prepare(options)
-    explainer = with_engines(explainer, plan, ranks)
+    explainer = with_engines(explainer, plan, ranks, options.overwrite)
     classifier, is_folder = explainer.classifier, plan.folder is not None
     writer = PhotoWriter(
         plan,
@@ -55,8 +55,6 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         None if options.quiet or is_folder else partial(tell, classifier.labels),
     )
     title = "Explaining" if is_folder and not options.quiet else None
-    if ranks.rank == 0 and not options.quiet:
-        say_cost(explainer, len(plan.places), ranks.count)
     job = Job(explainer, PhotoSet(plan.places, classifier.preprocessing), writer)
     summary = job.run(ranks, Display(title, "photo", options.debug))
     return conclude(plan, summary, options) if ranks.rank == 0 else 0
@@ -75,27 +73,14 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
     return plan, explainer
 
 
-def say_cost(explainer: PhotoExplainer, n_photos: int, n_processes: int) -> None:
-    """Say how long all photos will take, if that is long."""
-    image = explainer.classifier.preprocessing(BLANK)
-    n_windows, n_passes = explainer.question.n_windows_and_passes(image)
-    if not n_passes:
-        return
-    seconds = seconds_per_pass(explainer.classifier.model, image) * n_passes
-    n_samples = explainer.question.n_samples if explainer.question.method == "sampled" else 1
-    line = cost_line(n_windows, n_samples, n_photos, seconds * n_photos / n_processes)
-    if line is not None:
-        print(line)
-
-
 def tell(
     labels: Sequence[str], path: Path, explanation: Explanation, written: Sequence[Path]
 ) -> None:
     """Say what was found, and where it is."""
-    print(f"{path}: {top_classes(explanation.probabilities, labels)}")
+    print(f"{path}: {top_classes(explanation.predictions, labels, explanation.measure)}")
     space = tuple(explanation.image.shape[2:])
     for answer in explanation.answers:
-        for line in answer_lines(answer, space):
+        for line in answer_lines(answer, space, explanation.measure):
             print(line)
     print(f"Written: {', '.join(str(file) for file in written)}")
 
@@ -106,20 +91,21 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
     total, hint = len(plan.places), "the others are written"
     if plan.folder is not None:
         place = plan.folder / SUMMARY_FILE
-        write_summary(place, summary, total, failed)
+        write_summary(place, summary, total, failed, options.overwrite)
         if options.html:
             write_folder_index(plan, options.overwrite)
         hint = f"{place} lists them, and the same command tries them again"
         if not options.quiet:
+            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
             print(
-                f"Explained {summary.explained} of {total} photos; {summary.done_before} were done "
+                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
                 f"before, {len(failed)} failed."
             )
             print(f"Written: {plan.folder}")
     for path, reason in list(failed.items())[:SHOWN]:
         # A reason that names the photo does not need to be told which one it is about.
         line = reason if path in reason or total == 1 else f"{path}: {reason}"
-        print(f"captum-pda: error: {line}", file=sys.stderr)
+        print(f"captum-pda: error: {in_command_words(line)}", file=sys.stderr)
     if failed and total > 1:
         print(
             f"captum-pda: error: {len(failed)} of {total} photos could not be explained; {hint}",
@@ -136,7 +122,9 @@ def write_folder_index(plan: Plan, overwrite: bool) -> None:
         write_result(index, index_page(pages, index, plan.folder.name), overwrite)
 
 
-def write_summary(place: Path, summary: DatasetSummary, total: int, failed: dict[str, str]) -> None:
+def write_summary(
+    place: Path, summary: DatasetSummary, total: int, failed: dict[str, str], overwrite: bool
+) -> None:
     """Write what became of a folder's photos."""
     content = {
         "captum_pda": __version__,
@@ -145,4 +133,4 @@ def write_summary(place: Path, summary: DatasetSummary, total: int, failed: dict
         "done_before": summary.done_before,
         "failed": failed,
     }
-    write_result(place, json.dumps(content, indent=2, ensure_ascii=False).encode())
+    write_result(place, json_text(content, indent=2).encode(), overwrite)

@@ -72,8 +72,8 @@ def _add_question(which: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by number or name, or part of a name; may be given several times. Default: "
-        "the top class",
+        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
+        "may be given several times. Default: the top class",
     )
     which.add_argument(
         "--classes",
@@ -160,7 +160,7 @@ def _add_output(output: argparse._ActionsContainer) -> None:
         default=Path(),
         metavar="PATH",
         help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
-        "here, as NAME_evidence.png",
+        "here, as cat.jpg_evidence.png for cat.jpg",
     )
     output.add_argument(
         "--raw",
@@ -171,7 +171,7 @@ def _add_output(output: argparse._ActionsContainer) -> None:
     output.add_argument(
         "--html",
         action="store_true",
-        help="also write a page of each photo that answers to pointer and keys (NAME_evidence.html;"
-        " no server, no network), and an index.html of a folder",
+        help="also write a page of each photo that answers to pointer and keys (no server, no "
+        "network), and an index.html of a folder",
     )
     add_overwrite(output)

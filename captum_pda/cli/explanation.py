@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -21,8 +21,10 @@ from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
+from captum_pda.prediction.measures import Measure, WeightOfEvidence
+from captum_pda.prediction.outputs import scores_of
+from captum_pda.prediction.readout import Readout
 from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Regions
 
 #: What each method of the command is called elsewhere.
@@ -54,17 +56,19 @@ class Explanation:
 
     Args:
         image: the model's input, (1, C, H, W).
-        probabilities: of every class.
+        predictions: the probability of every class, or its output as it is where it has none.
         answers: a map for each class that was asked about.
         method: which method and sizes, in a few words.
         evidence: what every window says about every class; None for "gradient".
+        measure: what the maps are measured in.
     """
 
     image: Tensor
-    probabilities: Tensor
+    predictions: Tensor
     answers: tuple[Answer, ...]
     method: str
     evidence: WindowEvidence | None = None
+    measure: Measure = field(default_factory=WeightOfEvidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +99,7 @@ class PhotoExplainer:
         return {
             "model": self.classifier.name,
             "labels_sha256": fingerprint(self.classifier.labels),
-            "prior": prior_settings(self.prior),
+            **self._method().settings(),
             **self.question.settings(),
             **({"engine": dict(self.engines)} if self.engines else {}),
         }
@@ -103,9 +107,14 @@ class PhotoExplainer:
     def attribute(self, image: Tensor, target: None = None) -> Explanation:
         """Explain a model's input; all answers come from one set of forward passes."""
         del target  # the question names the classes
+        measure: Measure = self._method().measure
         with torch.no_grad():
-            probabilities = self.classifier.model(image).softmax(dim=1)[0]
-        classes, pair = self._classes(probabilities)
+            outputs = scores_of(self.classifier.model(image))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the method says the same
+            scores = Readout.of(self.classifier.output, outputs).every(outputs)[0]
+        predictions = measure.prediction(scores)
+        classes, pair = self._classes(predictions)
         asked: list[tuple[int, ...]] = [(number,) for number in classes]
         if pair:
             asked.append(pair)
@@ -114,11 +123,11 @@ class PhotoExplainer:
             regions = self.question.regions(image)
             answers = [self._by_gradient(image, chosen, regions) for chosen in asked]
             words = f"{name}, {sizes_in_words(regions)}"
-            return Explanation(image, probabilities, tuple(answers), words)
+            return Explanation(image, predictions, tuple(answers), words, measure=measure)
         evidence = self.evidence(image)
         answers = [self._from_evidence(evidence, chosen) for chosen in asked]
         words = f"{name}, {parts_in_words(evidence)}"
-        return Explanation(image, probabilities, tuple(answers), words, evidence)
+        return Explanation(image, predictions, tuple(answers), words, evidence, measure)
 
     def evidence(self, image: Tensor) -> WindowEvidence:
         """The evidence of every window for every class."""
@@ -138,26 +147,24 @@ class PhotoExplainer:
 
     def _method(self, measure: str = "weight_of_evidence") -> Any:
         kind = METHOD_CLASSES[self.question.method]
-        options: dict[str, Any] = {"prior": self.prior, "measure": measure}
+        output = self.classifier.output
+        options: dict[str, Any] = {"prior": self.prior, "output": output, "measure": measure}
         if kind not in (GradientPDA, LayerPDA):
             options["engine"] = self.question.engine
         return kind(self.classifier.model, **options)
 
-    def _classes(self, probabilities: Tensor) -> tuple[list[int], tuple[int, int] | None]:
+    def _classes(self, predictions: Tensor) -> tuple[list[int], tuple[int, int] | None]:
         """The classes to explain, and the two to tell apart."""
         named, pair = self.question.named_classes(self.classifier.labels)
         if named is not None:
             return named, pair
-        n_top = min(self.question.n_top, len(probabilities))
-        return probabilities.topk(n_top).indices.tolist(), pair
+        n_top = min(self.question.n_top, len(predictions))
+        return predictions.topk(n_top).indices.tolist(), pair
 
     def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
         strongest = strongest_windows(evidence, classes[0], self.question.n_windows, *classes[1:])
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         bits = cast(Tensor, whole)[0, 0]
-        regions = evidence.parts[0].regions
-        if regions.space != tuple(bits.shape):
-            strongest = _on_image(strongest, regions.space, tuple(bits.shape))
         return self._answer(classes, bits, strongest)
 
     def _by_gradient(
@@ -165,7 +172,8 @@ class PhotoExplainer:
     ) -> Answer:
         """A backward pass for each class; there are no forward passes to share."""
         # log2 P(first)/P(second) is a difference, and so is its gradient.
-        measure = "information_difference" if len(classes) > 1 else "weight_of_evidence"
+        is_ratio = len(classes) > 1 and self.classifier.output != "raw"
+        measure = "information_difference" if is_ratio else "weight_of_evidence"
         method = self._method(measure)
         first, *others = (
             method.attribute(image, target=number, **self.question.region_arguments)[0, 0]
@@ -204,17 +212,3 @@ def parts_in_words(evidence: WindowEvidence) -> str:
         words.append("both contexts" if len(contexts) > 1 else "empty context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])
-
-
-def _on_image(strongest: Strongest, space: tuple[int, ...], image: tuple[int, ...]) -> Strongest:
-    """Places of a feature map as windows of the image."""
-
-    def enlarged(window: StrongWindow) -> StrongWindow:
-        low = [int(c * i / s) for c, i, s in zip(window.corner, image, space, strict=True)]
-        ends = [c + w for c, w in zip(window.corner, window.shape, strict=True)]
-        high = [math.ceil(e * i / s) for e, i, s in zip(ends, image, space, strict=True)]
-        shape = tuple(end - start for start, end in zip(low, high, strict=True))
-        return StrongWindow(tuple(low), shape, window.value)
-
-    speak_for, speak_against = strongest
-    return [enlarged(one) for one in speak_for], [enlarged(one) for one in speak_against]

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from captum_pda.basics.plurals import counted
 from captum_pda.cli.arguments import add_model_name, add_overwrite, positive
 from captum_pda.cli.models import preprocessing_for
 from captum_pda.cli.photos import find_photos, load_photo
@@ -80,12 +81,13 @@ def run(options: argparse.Namespace) -> int:
             tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)
     if unreadable == len(paths):
         raise CommandError(
-            f"none of the {len(paths)} photos in {options.folder} could be read; nothing is saved"
+            f"none of the {counted(len(paths), 'photo')} in {options.folder} could be read; "
+            "nothing is saved"
         )
     prior.save(options.output, overwrite=options.overwrite)
     if not options.quiet:
         left_out = f", {unreadable} could not be read" if unreadable else ""
-        print(f"Fitted on {len(paths) - unreadable} photos{left_out}.")
+        print(f"Fitted on {counted(len(paths) - unreadable, 'photo')}{left_out}.")
         print(f"Written: {options.output}")
     return 0
 

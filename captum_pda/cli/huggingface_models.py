@@ -13,6 +13,12 @@ from captum_pda.cli.classifier import Loaded, ModelChoice, Preprocessing
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 PREFIX = "hf/"
+#: What the outputs of a model are, by the ``problem_type`` of its configuration.
+OUTPUT_KINDS = {
+    "multi_label_classification": "multilabel",
+    "single_label_classification": "logits",
+    "regression": "raw",
+}
 
 
 class Logits(nn.Module):
@@ -48,7 +54,8 @@ def choose(name: str) -> ModelChoice:
     if getattr(processor, "do_normalize", False):
         mean, std = tuple(processor.image_mean), tuple(processor.image_std)
     preprocessing = Preprocessing(transform, mean, std)
-    return ModelChoice(name, preprocessing, labels, partial(_load, name, labels))
+    kind = OUTPUT_KINDS.get(str(getattr(config, "problem_type", None)))
+    return ModelChoice(name, preprocessing, labels, partial(_load, name, labels), kind)
 
 
 def _load(name: str, labels: tuple[str, ...]) -> Loaded:

@@ -12,6 +12,8 @@ from captum_pda.cli.usage_errors import CommandError, UsageError, optional_modul
 IMAGENET_CLASSES = 1000
 #: How many classes of a similar name are listed.
 LISTED = 5
+#: What comes before a number that is not to be taken for a name.
+INDEX = "index:"
 
 
 def default_labels(n_classes: int) -> tuple[str, ...]:
@@ -34,17 +36,29 @@ def read_labels(file: Path) -> tuple[str, ...]:
 
 
 def find_class(given: str, labels: Sequence[str], option: str = "--target") -> int:
-    """The class that a number, a name, or part of one name means."""
-    if given.strip().lstrip("-").isdecimal():
-        number = int(given)
-        if not 0 <= number < len(labels):
+    """The class that a name, a number, or part of one name means.
+
+    Where a number is also the name of another class it could mean either, and is refused;
+    "index:3" is class number 3 whatever the names.
+    """
+    wanted = given.strip().casefold()
+    names = [label.strip().casefold() for label in labels]
+    found = [number for number, name in enumerate(names) if name == wanted]
+    digits = wanted.removeprefix(INDEX)
+    if not (found and digits != wanted) and digits.removeprefix("-").isdecimal():
+        index = int(digits)
+        is_class = 0 <= index < len(labels)
+        if found and index not in found and is_class:
+            choices = [f"{INDEX}{number} (named {labels[number]!r})" for number in (*found, index)]
+            raise UsageError(
+                f"{option} {given} may mean a class's name or its number; give "
+                f"{' or '.join(choices)}"
+            )
+        if not found and not is_class:
             raise UsageError(
                 f"{option} {given} is out of range; the model has classes 0 to {len(labels) - 1}"
             )
-        return number
-    wanted = given.strip().lower()
-    names = [label.lower() for label in labels]
-    found = [number for number, name in enumerate(names) if name == wanted]
+        found = found or [index]
     if not found and wanted:
         found = [number for number, name in enumerate(names) if wanted in name]
     if len(found) == 1:
@@ -52,8 +66,9 @@ def find_class(given: str, labels: Sequence[str], option: str = "--target") -> i
     if found:
         found.sort(key=lambda number: _distance(wanted, names[number]))
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        advice = f"{INDEX}{found[0]}" if wanted.isdecimal() else "the number"
         raise UsageError(
-            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give the number"
+            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give {advice}"
         )
     close = [names.index(name) for name in difflib.get_close_matches(wanted, names, n=3)]
     advice = (

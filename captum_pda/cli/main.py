@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from captum_pda.basics.version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
-from captum_pda.cli.usage_errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -19,7 +21,7 @@ that window, and reports the difference in bits: red speaks for the class, blue 
 
 EXAMPLES = """\
 examples:
-  captum-pda demo                                   a photo, three algorithms, one picture
+  captum-pda demo                                   two photos, and one picture of their evidence
   captum-pda explain cat.jpg                        why the top class?
   captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
   captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos
@@ -68,12 +70,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         >>> main(["explain", "cat.jpg", "--target", "tabby"])
         0
     """
-    try:
-        options = make_parser().parse_args(arguments)
-    except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
-        return int(ended.code or 0)
-    with warnings.catch_warnings():
+    with any_text_printed(), warnings.catch_warnings():
         warnings.showwarning = _note
+        try:
+            options = make_parser().parse_args(arguments)
+        except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
+            return int(ended.code or 0)
         try:
             return int(options.run(options))
         except KeyboardInterrupt:
@@ -83,6 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(error, options, error.exit_code)
         except Exception as error:  # Whatever it is, a person gets one line.
             return _fail(error, options, 1)
+
+
+@contextmanager
+def any_text_printed() -> Iterator[None]:
+    """Let what a terminal cannot show, such as a photo's name, be printed as an escape."""
+    streams = [one for one in (sys.stdout, sys.stderr) if isinstance(one, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            stream.reconfigure(errors=errors)
 
 
 def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
@@ -95,5 +111,5 @@ def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
 
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line."""
-    print(f"captum-pda: note: {' '.join(str(message).split())}", file=sys.stderr)
+    """A warning in one line, with this command's names for options of the library."""
+    print(f"captum-pda: note: {in_command_words(str(message))}", file=sys.stderr)

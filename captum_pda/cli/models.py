@@ -44,9 +44,10 @@ def load_classifier(
     weights: Path | None = None,
     labels: Path | None = None,
     device: str | torch.device = "cpu",
+    output: str | None = None,
 ) -> Classifier:
     """A classifier by name, with its own weights or those of a local checkpoint."""
-    return Classifier.of(choose_model(name, weights, labels), device)
+    return Classifier.of(choose_model(name, weights, labels), device, output)
 
 
 def preprocessing_for(name: str) -> Preprocessing:

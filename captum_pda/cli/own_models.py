@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,29 +17,49 @@ from captum_pda.cli.classifier import Loaded, ModelChoice, Preprocessing
 from captum_pda.cli.labels import default_labels
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
-WHAT_IT_RETURNS = "a model; a pair (model, transform); or a triple (model, transform, labels)"
+WHAT_IT_RETURNS = (
+    "a model; a tuple (model, transform) or (model, transform, labels); or a dict with 'model' and "
+    "any of 'transform', 'labels' and 'output_kind'"
+)
+NAMES = ("model", "transform", "labels", "output_kind")
 
 
 def choose(name: str) -> ModelChoice:
-    """What a function returns: a model, with its transform and labels if it gives them.
+    """What a function returns: a model, with its transform, labels and kind of output if given.
 
     Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation.
     """
-    made = _call(name, _function(name))
-    parts = made if isinstance(made, tuple) else (made,)
-    model, transform, labels = (*parts, None, None)[:3]
-    if not isinstance(model, nn.Module) or len(parts) > 3 or not _is_transform(transform):
+    with _working_folder_on_path():
+        made = _call(name, _function(name))
+    if isinstance(made, dict):
+        parts, is_known = made, made.keys() <= set(NAMES)
+    else:
+        several = made if isinstance(made, tuple) else (made,)
+        parts, is_known = dict(zip(NAMES, several, strict=False)), len(several) <= 3
+    model, transform, labels, kind = (parts.get(one) for one in NAMES)
+    if not is_known or not isinstance(model, nn.Module) or not _is_transform(transform):
         raise UsageError(
-            f"--model {name} returned {_kinds(parts)} where it should return {WHAT_IT_RETURNS}"
+            f"--model {name} returned {_kinds(made)} where it should return {WHAT_IT_RETURNS}"
         )
     preprocessing = Preprocessing.of(transform or _usual_transform())
     names = None if labels is None else tuple(str(label) for label in labels)
-    return ModelChoice(name, preprocessing, names, partial(_load, name, model, preprocessing))
+    load = partial(_load, name, model, preprocessing)
+    return ModelChoice(name, preprocessing, names, load, kind)
+
+
+@contextmanager
+def _working_folder_on_path() -> Iterator[None]:
+    """Let modules of the working folder be imported, also by the function that is called."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def _function(name: str) -> Callable[[], Any]:
     module_name, _, function_name = name.partition(":")
-    sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -47,8 +68,6 @@ def _function(name: str) -> Callable[[], Any]:
         ) from error
     except Exception as error:
         raise CommandError(f"--model {name}: {module_name} fails ({one_line(error)})") from error
-    finally:
-        sys.path.remove(os.getcwd())
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UsageError(
@@ -77,7 +96,7 @@ def _load(name: str, model: nn.Module, preprocessing: Preprocessing) -> Loaded:
         outputs = model.eval()(image)
     if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
         raise CommandError(
-            f"--model {name} must return logits (N, classes) for inputs (N, C, H, W)"
+            f"--model {name} must return a tensor (N, classes) for inputs (N, C, H, W)"
         )
     return Loaded(model, name, default_labels(outputs.shape[1]))
 
@@ -86,8 +105,10 @@ def _is_transform(transform: object) -> bool:
     return transform is None or callable(transform)
 
 
-def _kinds(parts: tuple[Any, ...]) -> str:
-    return ", ".join(type(part).__name__ for part in parts)
+def _kinds(made: Any) -> str:
+    if isinstance(made, dict):
+        return f"a dict with {', '.join(map(repr, made))}"
+    return ", ".join(type(part).__name__ for part in (made if isinstance(made, tuple) else (made,)))
 
 
 def _usual_transform() -> Callable[[Any], torch.Tensor]:

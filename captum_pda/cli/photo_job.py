@@ -84,7 +84,7 @@ class PhotoWriter:
         if folder is None:
             return
         try:
-            keep_settings(folder, settings)
+            keep_settings(folder, settings, self.overwrite)
         except SettingsError as error:
             raise UsageError(f"--output {error}") from error
         except OSError as error:
@@ -118,7 +118,9 @@ class PhotoWriter:
             self.tell(place.photo, explanation, place.files)
 
 
-def engines_for_all(explainer: PhotoExplainer, folder: Path | None) -> dict[str, str]:
+def engines_for_all(
+    explainer: PhotoExplainer, folder: Path | None, overwrite: bool = False
+) -> dict[str, str]:
     """The engine of each size of windows, chosen once for all photos of a folder, ranks and reruns.
 
     Two engines agree up to rounding only. Which one is faster is tried on noise, or known from
@@ -127,7 +129,7 @@ def engines_for_all(explainer: PhotoExplainer, folder: Path | None) -> dict[str,
     question = explainer.question
     if folder is None or question.engine != "auto" or question.settings()["engine"] is None:
         return {}
-    found = read_settings(folder) if folder.is_dir() else None
+    found = read_settings(folder, overwrite) if folder.is_dir() else None
     if found and isinstance(found.get("engine"), dict):
         return {str(side): str(name) for side, name in found["engine"].items()}
     values = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)

@@ -103,7 +103,8 @@ def plan_photos(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
         return Plan((Place(photos[0], output, raw, html),))
     if output.is_file():
         raise UsageError(f"--output {output} is a file; give a folder, or a name ending in .png")
-    places = [Place(photo, output / f"{photo.stem}_evidence.png", raw, html) for photo in photos]
+    # With its ending, as in a folder: a.jpg and a.png are two photos.
+    places = [Place(photo, output / f"{photo.name}_evidence.png", raw, html) for photo in photos]
     _check_apart(places, output)
     return Plan(tuple(places))
 

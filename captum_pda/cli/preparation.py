@@ -45,7 +45,9 @@ def make_explainer(
     prior = GaussianPatchPrior.load(options.prior) if options.prior else None
     choice = choose_model(options.model, options.weights, options.labels)
     check_question(question, choice)
-    return PhotoExplainer(Classifier.of(choice, device), question, prior, show_progress)
+    return PhotoExplainer(
+        Classifier.of(choice, device, options.output_kind), question, prior, show_progress
+    )
 
 
 def check_question(question: Question, choice: ModelChoice) -> None:
@@ -55,8 +57,10 @@ def check_question(question: Question, choice: ModelChoice) -> None:
         question.named_classes(choice.labels)
 
 
-def with_engines(explainer: PhotoExplainer, plan: Plan, ranks: Ranks) -> PhotoExplainer:
+def with_engines(
+    explainer: PhotoExplainer, plan: Plan, ranks: Ranks, overwrite: bool
+) -> PhotoExplainer:
     """The explainer with the engines that the first rank chooses for all."""
     with ranks.failing_together():
-        engines = engines_for_all(explainer, plan.folder) if ranks.rank == 0 else {}
+        engines = engines_for_all(explainer, plan.folder, overwrite) if ranks.rank == 0 else {}
     return replace(explainer, engines=ranks.gather_objects(engines)[0])

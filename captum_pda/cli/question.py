@@ -77,7 +77,6 @@ class Question:
             "classes": self.n_top,
             "contrast": self.contrast,
             "windows": self.n_windows,
-            "measure": "weight_of_evidence",
             "engine": self.engine if by_engine else None,
         }
 
@@ -97,17 +96,6 @@ class Question:
         choice = RegionChoice(**self.region_arguments)
         (regions,) = choice.resolve((image,), (context,))[context]
         return regions
-
-    def n_windows_and_passes(self, image: Tensor) -> tuple[int, int]:
-        """How many windows there are, and how many copies of the input the whole model sees."""
-        if self.method in ("gradient", "layer"):
-            return 0, 0
-        n_windows = {
-            context: sum(map(len, self.regions(image, context))) for context in self.contexts
-        }
-        samples = self.n_samples if self.method == "sampled" else 1
-        n_passes = samples * n_windows.get("full", 0) + n_windows.get("empty", 0)
-        return sum(n_windows.values()), n_passes
 
     def check_size(self, image: Tensor) -> None:
         """Refuse windows that do not fit a model's input."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import textwrap
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from captum_pda.basics.files import write_whole
@@ -23,6 +21,8 @@ from captum_pda.cli.explanation import Explanation
 from captum_pda.cli.marks import is_own, mark_options
 from captum_pda.cli.places import not_ours
 from captum_pda.cli.usage_errors import CommandError
+from captum_pda.cli.words import prediction_words
+from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
 from captum_pda.visualization import visualize_evidence_multiple
 
 DPI = 110
@@ -60,9 +60,9 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """The photo as the model sees it, and the map of each answer on one scale."""
     titles = []
     for answer in explanation.answers:
-        shares = [float(explanation.probabilities[number]) for number in answer.classes]
+        shares = [float(explanation.predictions[number]) for number in answer.classes]
         name = answer.name.replace(" rather than ", "\nrather than ")
-        chances = " : ".join(f"{share:.1%}" for share in shares)
+        chances = " : ".join(prediction_words(share, explanation.measure) for share in shares)
         lines = [*name.splitlines(), chances, explanation.method]
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     n_panels = len(titles) + 1
@@ -74,6 +74,7 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         mean=classifier.preprocessing.mean,
         std=classifier.preprocessing.std,
         image_title="the photo as the model sees it",
+        measure=explanation.measure,
         n_columns=math.ceil(n_panels / n_rows),
         use_pyplot=False,
     )
@@ -83,12 +84,13 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
 def numbers_in_file(
     ending: str, explanation: Explanation, outputs: Tensor | None, settings: Mapping[str, Any]
 ) -> bytes:
-    """The maps in bits, with everything that is needed to know what they are.
+    """The maps, with everything that is needed to know what they are.
 
-    A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W), "first" and
-    "second" (the class of each answer and the one it is told apart from, or -1), "probabilities"
-    (classes), "outputs" (what the model said of the whole photo); and the settings and names as
-    JSON, in the array "settings" or the file's header.
+    A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W; for raw
+    outputs in their own unit), "first" and "second" (the class of each answer and the one it is
+    told apart from, or -1), "probabilities" (classes; not for raw outputs), "outputs" (what the
+    model said of the whole photo); and the settings and names as JSON, in the array "settings" or
+    the file's header.
     """
     second = [
         answer.classes[1] if len(answer.classes) > 1 else -1 for answer in explanation.answers
@@ -97,15 +99,15 @@ def numbers_in_file(
         "bits": torch.stack([answer.bits for answer in explanation.answers]).cpu().float(),
         "first": torch.tensor([answer.classes[0] for answer in explanation.answers]),
         "second": torch.tensor(second),
-        "probabilities": explanation.probabilities.cpu().float(),
     }
+    if explanation.measure.needs_probabilities:
+        tensors["probabilities"] = explanation.predictions.cpu().float()
     if outputs is not None:
         tensors["outputs"] = outputs if outputs.dtype == torch.float64 else outputs.float()
     names = [answer.name for answer in explanation.answers]
-    header = json.dumps({**settings, "answers": names}, ensure_ascii=False)
+    header = json_text({**settings, "answers": names})
     if ending == ".safetensors":
-        content: bytes = to_safetensors(tensors, metadata={"settings": header})
-        return content
+        return safetensors_file(tensors, {SETTINGS: header})
     file = io.BytesIO()
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(file, settings=np.array(header), **arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from types import ModuleType
 
 
@@ -31,4 +32,9 @@ def optional_module(name: str, package: str = '"captum_pda[demo]"') -> ModuleTyp
 
 def one_line(error: BaseException) -> str:
     """An error's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_command_words(str(error)) or type(error).__name__
+
+
+def in_command_words(message: str) -> str:
+    """A message of the library in one line, with this command's name of an argument."""
+    return re.sub(r"\boutput='(\w+)'", r"--output-kind \1", " ".join(message.split()))

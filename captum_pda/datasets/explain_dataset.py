@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,6 +38,16 @@ class ResultWriter(Protocol):
     def write(self, number: int, attributions: Any, record: Record) -> None:
         """Keep the result of an example, whole or not at all."""
         ...
+
+
+#: Comparing what is there shows no progress if it takes less.
+SECONDS_UNSEEN = 1.0
+#: The methods of a writer, and what they are called with.
+WRITER_METHODS = {
+    "start": ("settings",),
+    "stored": ("number",),
+    "write": ("number", "attributions", "record"),
+}
 
 
 @dataclass(frozen=True)
@@ -115,8 +126,29 @@ def explain_dataset(
             f"data={data!r} must have a length and be indexed by number, as a map-style Dataset "
             "is; read an iterable one into a list first"
         )
+    check_writer(writer)
     job = Job(attribution, examples, writer, target, arguments)
     return job.run(Ranks(process_group), Display("Explaining" if show_progress else None))
+
+
+def check_writer(writer: Any) -> None:
+    """Refuse a writer that lacks a method of ``ResultWriter``, or has one of other arguments."""
+    if isinstance(writer, type):
+        raise TypeError(f"writer={writer.__name__} is a class; pass an object, {writer.__name__}()")
+    for name, arguments in WRITER_METHODS.items():
+        method = getattr(writer, name, None)
+        call = f"{name}({', '.join(arguments)})"
+        if not callable(method):
+            raise TypeError(
+                f"writer={writer!r} has no method {name}; a writer needs {call}, as ResultFolder "
+                "has it"
+            )
+        try:
+            inspect.signature(method).bind(*arguments)
+        except ValueError:  # a method without a signature that Python can tell
+            continue
+        except TypeError as error:
+            raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +171,23 @@ class Job:
         with ranks.failing_together():
             if ranks.rank > 0:
                 self.writer.start(description.settings)
-        done = share_work(
-            len(self.examples), lambda number: self._explain(number, description), ranks, display
+        # What is there is compared first, which is quick: then all that is left takes about as
+        # long, and the time left can be told.
+        before = share_work(
+            len(self.examples),
+            lambda number: self._compare(number, description),
+            ranks,
+            replace(display, title=display.title and "Comparing", delay=SECONDS_UNSEEN),
         )
-        outcomes = dict(sorted(done.returned.items()))
+        left = [number for number in range(len(self.examples)) if number not in before.failed]
+        left = [number for number in left if not before.returned[number].is_skipped]
+        done = share_work(
+            len(left), lambda place: self._explain(left[place], description), ranks, display
+        )
+        explained = {left[place]: outcome for place, outcome in done.returned.items()}
+        outcomes = {**before.returned, **explained}
+        failed = before.failed | {left[place]: why for place, why in done.failed.items()}
+        outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
         outdated = {number: one.change for number, one in outcomes.items() if one.change}
         surprising = {number: one.change for number, one in outcomes.items() if one.is_surprising}
         if surprising and ranks.rank == 0:
@@ -152,25 +197,41 @@ class Job:
                 f"were explained anew; of example {first}, {reason}"
             )
         n_skipped = sum(one.is_skipped for one in outcomes.values())
-        return DatasetSummary(len(outcomes) - n_skipped, n_skipped, done.failed, outdated)
+        return DatasetSummary(
+            len(outcomes) - n_skipped, n_skipped, dict(sorted(failed.items())), outdated
+        )
+
+    def _compare(self, number: int, description: Description) -> Outcome:
+        """Whether there is a result of an example that counts."""
+        stored = self.writer.stored(number)
+        if stored is None:
+            return Outcome()
+        return _compare(self._recorded(number)[1], stored, description)
 
     def _explain(self, number: int, description: Description) -> Outcome:
-        """Explain an example, unless a result of it is there that counts."""
-        example = Example.of(self.examples[number])
-        forward_func = getattr(self.attribution, "forward_func", None)
-        device = _device_of(forward_func) or example.inputs.device
-        example = replace(example, inputs=example.inputs.to(device))
-        target = example.target if self.target is None else self.target
-        extra = self.arguments.get("additional_forward_args")
-        record = record_of(example, described(target)[0], forward_func, extra)
+        """Explain an example, unless a result that counts has come in the meantime."""
+        example, record = self._recorded(number)
         outcome = Outcome()
         if (stored := self.writer.stored(number)) is not None:
             outcome = _compare(record, stored, description)
         if not outcome.is_skipped:
-            batch = example.inputs.unsqueeze(0)
+            batch, target = example.inputs.unsqueeze(0), self._target_of(example)
             result = self.attribution.attribute(batch, target=target, **self._arguments_for(number))
             self.writer.write(number, result, record)
         return outcome
+
+    def _recorded(self, number: int) -> tuple[Example, Record]:
+        """An example on the model's device, and what its result is known by."""
+        example = Example.of(self.examples[number])
+        forward_func = getattr(self.attribution, "forward_func", None)
+        device = _device_of(forward_func) or example.inputs.device
+        example = replace(example, inputs=example.inputs.to(device))
+        extra = self.arguments.get("additional_forward_args")
+        target = described(self._target_of(example))[0]
+        return example, record_of(example, target, forward_func, extra)
+
+    def _target_of(self, example: Example) -> Any:
+        return example.target if self.target is None else self.target
 
     def _arguments_for(self, number: int) -> dict[str, Any]:
         """The arguments for an example, with draws of its own."""

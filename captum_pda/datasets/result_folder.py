@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from captum_pda.basics.files import write_whole
+from captum_pda.basics.files import remove_parts, write_whole
 from captum_pda.datasets.records import Record
 from captum_pda.datasets.settings import as_json, changes
-from captum_pda.datasets.stored_files import settings_in, tensor_in
+from captum_pda.datasets.stored_files import (
+    SETTINGS,
+    is_whole,
+    json_text,
+    safetensors_file,
+    settings_in,
+    tensor_in,
+)
 
 SETTINGS_FILE = "settings.json"
 
@@ -31,7 +36,7 @@ class ResultFolder:
     a tuple of inputs), the model's outputs for that example as "outputs", and as JSON in its header
     ("settings") what they were made with and for which target ("own_target"). ``settings.json``
     says the former of the whole folder. A result that is there is whole, so a run that was stopped
-    goes on where it was.
+    goes on where it was; one that is damaged is noticed by its checksum, and explained anew.
 
     Args:
         path: the folder, which may not exist yet.
@@ -51,6 +56,7 @@ class ResultFolder:
         """Say what results are made with from now on; refuses a folder that holds others."""
         self._settings = as_json(settings)
         keep_settings(self.path, self._settings)
+        remove_parts(self.path)
 
     def stored(self, number: int) -> Record | None:
         """What the result of an example was made from; None where there is none of these
@@ -73,13 +79,22 @@ class ResultFolder:
         )
         if record.outputs is not None:
             tensors["outputs"] = record.outputs
-        header = json.dumps({**self._settings, "number": number, **record_settings(record)})
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_whole(place, to_safetensors(plain, metadata={"settings": header}))
+        header = json_text({**self._settings, "number": number, **record_settings(record)})
+        write_whole(place, safetensors_file(tensors, {SETTINGS: header}))
 
     def read(self, number: int) -> Tensor | tuple[Tensor, ...]:
-        """The attributions of an example."""
-        with safe_open(self.place(number), framework="pt") as file:
+        """The attributions of an example.
+
+        Raises:
+            ValueError: the file is damaged.
+        """
+        place = self.place(number)
+        if place.is_file() and not is_whole(place):
+            raise ValueError(
+                f"{place} is damaged: it does not have the checksum that was stored with it; "
+                "delete it, and explain the example again"
+            )
+        with safe_open(place, framework="pt") as file:
             names = [name for name in file.keys() if name.startswith("attributions")]  # noqa: SIM118
             names.sort(key=lambda name: (len(name), name))
             tensors: list[Tensor] = [file.get_tensor(name) for name in names]
@@ -102,20 +117,25 @@ def record_settings(record: Record) -> dict[str, Any]:
 def stored_record(
     place: Path, found: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> Record | None:
-    """The record in a file, if it was made with these settings."""
+    """The record in a file, if it was made with these settings and is as it was written."""
     if found is None or any(found.get(name) != value for name, value in settings.items()):
+        return None
+    if not is_whole(place):
         return None
     return Record(
         str(found.get("input_sha256")), found.get("own_target"), tensor_in(place, "outputs")
     )
 
 
-def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write the settings of a folder, or compare them with those that are there."""
-    found = read_settings(folder)
+def keep_settings(folder: Path, settings: dict[str, Any], overwrite: bool = False) -> None:
+    """Write the settings of a folder, or compare them with those that are there.
+
+    ``overwrite`` replaces a file of that name that holds no settings.
+    """
+    found = read_settings(folder, overwrite)
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SETTINGS_FILE, json.dumps(settings, indent=2).encode())
+        write_whole(folder / SETTINGS_FILE, json_text(settings, indent=2).encode())
         return
     changed = changes(found, settings)
     if changed:
@@ -125,12 +145,12 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def read_settings(folder: Path) -> dict[str, Any] | None:
-    """The settings of a folder; None where there are none yet."""
+def read_settings(folder: Path, overwrite: bool = False) -> dict[str, Any] | None:
+    """The settings of a folder; None where there are none yet, or none that count."""
     path = folder / SETTINGS_FILE
     if not os.path.lexists(path):
         return None
     found = settings_in(path)
-    if found is None:
+    if found is None and not overwrite:
         raise SettingsError(f"{path} is no table of settings; choose another folder")
     return found

@@ -12,7 +12,7 @@ import captum
 import torch
 from torch import nn
 
-from captum_pda.basics.fingerprints import fingerprint, opaque_parts, weights_fingerprint
+from captum_pda.basics.fingerprints import fingerprint, opaque_parts, own_code, weights_fingerprint
 from captum_pda.basics.version import __version__
 
 #: Attributes of an attribution that are no settings: the model, and how it is run.
@@ -37,7 +37,8 @@ def describe(attribution: Any, target: Any, arguments: Mapping[str, Any]) -> Des
     """What the results of an attribution depend on, beside the example.
 
     An attribution, prior, engine or measure describes itself by ``settings()``; what has no such
-    method is known by a hash of its attributes.
+    method is known by a hash of its attributes. A class of the user's own is known by its code as
+    well, or by the ``version`` that it states.
     """
     own, unknown = _settings_of(attribution)
     if "generator" in arguments:
@@ -48,6 +49,7 @@ def describe(attribution: Any, target: Any, arguments: Mapping[str, Any]) -> Des
         unknown += opaque
     settings = {
         "method": type(attribution).__name__,
+        **own_code(attribution),
         **model_settings(getattr(attribution, "forward_func", None)),
         **own,
         "target": described(target)[0],
@@ -65,7 +67,7 @@ def described(value: Any) -> tuple[Any, list[str]]:
         parts = [described(part) for part in value]
         return [plain for plain, _ in parts], [name for _, opaque in parts for name in opaque]
     if callable(getattr(value, "settings", None)) and not isinstance(value, type):
-        return dict(value.settings()), []
+        return {**value.settings(), **own_code(value)}, []
     return {"kind": type(value).__qualname__, "sha256": fingerprint(value)}, opaque_parts(value)
 
 
@@ -123,7 +125,7 @@ def _settings_of(attribution: Any) -> tuple[dict[str, Any], list[str]]:
             found[name] = names[value]
         elif hasattr(value, "attribute"):  # a method inside of another, as in a NoiseTunnel
             found[name], opaque = _settings_of(value)
-            found[name]["method"] = type(value).__name__
+            found[name] |= {"method": type(value).__name__, **own_code(value)}
             unknown += opaque
         else:
             found[name], opaque = described(value)

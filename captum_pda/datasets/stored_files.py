@@ -1,12 +1,18 @@
-"""Read what a stored result says of itself, with suspicion: a few bytes may claim to be many."""
+"""Files of results: tensors with the settings that made them, and a checksum.
+
+They are read with suspicion: a few bytes may claim to be many.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +20,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 #: The name under which files say with what they were made. Those of this library hold MARK there.
 SETTINGS, MARK = "settings", "captum_pda"
+#: The name of the checksum of a file's tensors.
+CHECKSUM = "sha256"
+#: How many bytes are compared with a checksum at a time, and at most.
+CHUNK_BYTES, MOST_CHECKED_BYTES = 2**20, 2**36
 #: Longer settings, or lists of contents, are no result's.
 MOST_SETTINGS_BYTES, MOST_CONTENTS_BYTES = 2**22, 2**16
 #: The model's outputs for one example take less.
@@ -38,6 +49,51 @@ UNREADABLE = (
     zipfile.BadZipFile,
     SafetensorError,
 )
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON that people can read, with the names of any file: what is not Unicode is escaped."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The content of a file of safetensors with a checksum of its tensors."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content: bytes = save(plain)
+    start = 8 + int.from_bytes(content[:8], "little")
+    checksum = hashlib.sha256(content[start:]).hexdigest()
+    whole: bytes = save(plain, metadata={**metadata, CHECKSUM: checksum})
+    return whole
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the tensors in a file of results (npz or safetensors) are those that were written."""
+    try:
+        if path.suffix == ".npz":
+            return _is_whole_archive(path)
+        expected = _safetensors_header(path)["__metadata__"][CHECKSUM]
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            file.seek(8 + int.from_bytes(file.read(8), "little"))
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+        return digest.hexdigest() == str(expected)
+    except UNREADABLE:
+        return False
+
+
+def _is_whole_archive(path: Path) -> bool:
+    """Read all that is in an archive, which has a checksum for each part of it."""
+    _check_contents(path)
+    with zipfile.ZipFile(path) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > MOST_CHECKED_BYTES:
+            return False
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                while file.read(CHUNK_BYTES):
+                    pass
+    return True
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:

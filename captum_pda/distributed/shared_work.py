@@ -26,11 +26,13 @@ class Display:
         title: of the one progress bar for all ranks, which the first shows; None shows none.
         unit: what the bar counts.
         tracebacks: whether to print where a task failed.
+        delay: after how many seconds the bar is shown.
     """
 
     title: str | None = None
     unit: str = "example"
     tracebacks: bool = False
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,17 @@ def share_work(
     """
     counter = _Counter(ranks)
     done = WorkDone({}, {})
-    silent = display.title is None or ranks.rank > 0
-    with tqdm(total=n_tasks, desc=display.title, unit=display.unit, disable=silent) as bar:
+    silent = display.title is None or ranks.rank > 0 or not n_tasks
+    # The time left is told from all tasks so far, as ranks finish several at once.
+    bar = tqdm(
+        total=n_tasks,
+        desc=display.title,
+        unit=display.unit,
+        disable=silent,
+        smoothing=0,
+        delay=display.delay,
+    )
+    with bar:
         try:
             while (number := counter.take()) < n_tasks:
                 try:

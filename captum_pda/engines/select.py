@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.basics.fingerprints import fingerprint, own_code
 from captum_pda.engines.auto import AutoEngine
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Engine
@@ -24,7 +24,7 @@ def engine_for(engine: str | Engine) -> Engine:
 
 def engine_settings(engine: Engine) -> dict[str, object]:
     """What describes an engine, as plain values; one of your own without ``settings()`` is known by
-    its class and a hash of its attributes."""
+    its class and a hash of its code and attributes."""
     if callable(getattr(engine, "settings", None)):
-        return dict(engine.settings())  # type: ignore[attr-defined]
+        return {**engine.settings(), **own_code(engine)}  # type: ignore[attr-defined]
     return {"kind": type(engine).__qualname__, "sha256": fingerprint(engine)}

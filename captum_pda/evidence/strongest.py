@@ -181,17 +181,22 @@ def listed_regions(kinds: Sequence[Regions], n_pixels: int) -> Regions:
 def _pixels_of_each(
     regions: Regions, example: int, space: tuple[int, ...]
 ) -> list[tuple[int, Pixels]]:
-    """The number of each region of an example, and its pixels (*space)."""
+    """The number of each region of an example, and its pixels (*space).
+
+    Those of a region of a feature map are the pixels of the input that it covers.
+    """
     found = []
+    nearest = np.ix_(
+        *(np.arange(size) * own // size for size, own in zip(space, regions.space, strict=True))
+    )
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
         for place, number in enumerate(members):
-            pixels = np.zeros(space, dtype=np.bool_)
+            pixels = np.zeros(regions.space, dtype=np.bool_)
             corner = windows.corner_array[place]
             box = tuple(slice(a, a + n) for a, n in zip(corner, windows.window, strict=True))
             pixels[box] = True if windows.hidden is None else windows.hidden[place].numpy()
-            if pixels.any():
-                found.append((int(number), pixels))
-    return found
+            found.append((int(number), pixels[nearest] if regions.space != space else pixels))
+    return [(number, pixels) for number, pixels in found if pixels.any()]
 
 
 def _described(

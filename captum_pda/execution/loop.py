@@ -119,7 +119,7 @@ class Run:
             for chunk in self._chunks(part, example, rows)
         )
         warns = execution.ranks.rank == 0
-        bar_of_all = ProgressBar(total, execution.title, task.seconds_per_pass, warns)
+        bar_of_all = ProgressBar(total, execution.title, warns)
         with kept_memory(), bar_of_all as bar:
             for scene in task.scenes():
                 chunks = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tqdm.auto import tqdm
 
 from captum_pda.basics.errors import warn_user
+from captum_pda.basics.plurals import counted
 
 #: A run without a bar is said to be long from so many seconds on, once it was measured for one.
 LONG, MEASURED = 60.0, 1.0
@@ -23,8 +23,6 @@ class ProgressBar(tqdm):  # type: ignore[misc]
     Args:
         total: how many passes there are.
         title: the bar's title; None shows no bar.
-        seconds_a_pass: how long the pass of the unperturbed inputs took. A first batch may take
-            many seconds, and until then this is all there is to tell the time left from.
         warns: whether to warn of a long run where no bar is shown.
         clock: tells the time in seconds.
     """
@@ -33,11 +31,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self,
         total: int,
         title: str | None,
-        seconds_a_pass: float,
         warns: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._first_rate = 1 / seconds_a_pass if seconds_a_pass > 0 else None
         self._title = title
         self._warns = warns and title is None
         self._clock = clock
@@ -45,8 +41,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._n_done = 0
         #: When the first batch was done, and its passes: it also does what is done only once.
         self._measured_from: tuple[float, int] | None = None
-        cost = costs(total, total * seconds_a_pass)
-        described = None if title is None else f"{title}: {cost}"
+        # No time yet: a model's first pass may take far longer than those that follow.
+        described = None if title is None else f"{title}: {costs(total, 0)}"
         super().__init__(total=total, desc=described, disable=title is None, unit="pass")
 
     def update(self, n: float | None = 1) -> bool | None:
@@ -72,25 +68,17 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             return None
         return (now - start) / (self._n_done - first) * self._n_passes
 
-    @property
-    def format_dict(self) -> dict[str, Any]:
-        """What the bar is drawn from."""
-        values: dict[str, Any] = super().format_dict
-        if not values.get("n"):
-            values["rate"] = self._first_rate
-        return values
-
 
 def costs(n_passes: int, seconds: float) -> str:
-    """What a run costs, in words: "1,760 windows, about 25 s"."""
-    windows = f"{n_passes:,} window{'' if n_passes == 1 else 's'}"
+    """What a run costs, in words: "1,760 passes, about 25 s"."""
+    passes = counted(n_passes, "pass", "passes")
     if seconds < 1:
-        return windows
+        return passes
     if seconds < 2 * 60:
-        return f"{windows}, about {seconds:.0f} s"
+        return f"{passes}, about {seconds:.0f} s"
     if seconds < 2 * 3600:
-        return f"{windows}, about {seconds / 60:.0f} min"
-    return f"{windows}, about {seconds / 3600:.0f} h"
+        return f"{passes}, about {seconds / 60:.0f} min"
+    return f"{passes}, about {seconds / 3600:.0f} h"
 
 
 def _warn_if_long(n_passes: int, seconds: float) -> None:
@@ -100,5 +88,5 @@ def _warn_if_long(n_passes: int, seconds: float) -> None:
     _was_told = True
     warn_user(
         f"this will take a while: {costs(n_passes, seconds)}. Pass show_progress=True to watch it, "
-        "and larger strides or fewer sizes for fewer windows. This is said once."
+        "and larger strides or fewer sizes for fewer passes. This is said once."
     )

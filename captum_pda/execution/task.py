@@ -89,14 +89,12 @@ class Task:
         reader: which scores are kept.
         seen: the scores with everything seen, (N, columns).
         references: for each part the scores before a region is changed, (N, columns).
-        seconds_per_pass: about how long the model takes for one copy.
     """
 
     parts: tuple[Part, ...]
     reader: Reader
     seen: Tensor
     references: tuple[Tensor, ...]
-    seconds_per_pass: float = 0.0
 
     @property
     def n_examples(self) -> int:

@@ -88,7 +88,8 @@ class PDA(PerturbationPDA):
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
-        return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
+        layer = layer_setting(self.forward_func, self.layer)
+        return {**super().settings(), "layer": layer, "layer_prior": MapMeanPrior().settings()}
 
     @captum_method
     @torch.no_grad()

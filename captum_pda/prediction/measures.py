@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from captum_pda.basics.fingerprints import own_code
 from captum_pda.prediction.inputs import check_choice
 
 LN2 = math.log(2)
@@ -80,7 +81,7 @@ class Measure(ABC):
 
     def settings(self) -> dict[str, Any]:
         """What the measured values depend on, as plain values."""
-        return {"name": self.name, **asdict(self)}
+        return {"name": self.name, **asdict(self), **own_code(self)}
 
 
 #: Every measure by its name.

@@ -22,6 +22,9 @@ class ConstantPrior:
         >>> EfficientPDA(model, prior=ConstantPrior(0.0)).attribute(image, target=3)
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def __init__(self, value: float | Tensor = 0.0) -> None:
         self.value = value
 
@@ -68,7 +71,7 @@ class ConstantPrior:
         value: object = self.value
         if isinstance(value, Tensor):
             value = value.tolist() if value.dim() <= 1 else {"sha256": fingerprint(value)}
-        return {"kind": "ConstantPrior", "value": value}
+        return {"kind": "ConstantPrior", "version": self.version, "value": value}
 
     def __repr__(self) -> str:
         return f"ConstantPrior({self.value!r})"

@@ -36,6 +36,9 @@ class EmpiricalMeanPrior:
         >>> EfficientPDA(model, prior=noisy).attribute(image, target=3)
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def __init__(
         self,
         prior: PatchPrior | None,
@@ -80,6 +83,7 @@ class EmpiricalMeanPrior:
         """What describes this prior, as plain values."""
         return {
             "kind": "EmpiricalMeanPrior",
+            "version": self.version,
             "prior": prior_settings(self.prior),
             "n_samples": self.n_samples,
             "seed": self._seed,

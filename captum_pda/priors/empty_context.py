@@ -31,6 +31,9 @@ class EmptyContext:
             Without a method ``seen_alone(example, windows)`` regions are pasted with soft edges.
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def __init__(self, prior: Any) -> None:
         self._prior = prior
 

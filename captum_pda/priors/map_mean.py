@@ -20,6 +20,9 @@ class MapMeanPrior:
         >>> LayerPDA(model, model.layer4, prior=MapMeanPrior()).attribute(image, target=3)
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         values = example.flatten(1)
         pixels = regions.pixels(example.device)
@@ -73,7 +76,7 @@ class MapMeanPrior:
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""
-        return {"kind": "MapMeanPrior"}
+        return {"kind": "MapMeanPrior", "version": self.version}
 
     def __repr__(self) -> str:
         return "MapMeanPrior()"

@@ -27,6 +27,9 @@ class MarginalPrior:
         >>> SampledPDA(model, prior=prior).attribute(digit, target=3, sliding_window_shapes=4)
     """
 
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
     def __init__(self) -> None:
         self._images: Tensor | None = None
         self._mean: Tensor | None = None
@@ -86,6 +89,7 @@ class MarginalPrior:
         images, _ = self._fitted()
         return {
             "kind": "MarginalPrior",
+            "version": self.version,
             "images": len(images),
             "shape": list(self._shape),
             "fit_sha256": fingerprint(images),

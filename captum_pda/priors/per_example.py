@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.basics.fingerprints import fingerprint, own_code
+from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.field import GaussianFieldPrior
 
 DEFAULT_PRIOR = GaussianFieldPrior()
@@ -30,9 +31,10 @@ def prior_for(prior: Any, method: str) -> Any:
 
 def prior_settings(prior: Any) -> dict[str, object]:
     """What describes a prior, as plain values; one of your own without ``settings()`` is known by
-    its class and a hash of its attributes."""
+    its class and a hash of its code and attributes."""
     if prior is None:
-        return DEFAULT_PRIOR.settings()
+        prior = DEFAULT_PRIOR
+    described: dict[str, object] = {"empty_context_version": EmptyContext.version}
     if callable(getattr(prior, "settings", None)):
-        return dict(prior.settings())
-    return {"kind": type(prior).__qualname__, "sha256": fingerprint(prior)}
+        return {**described, **prior.settings(), **own_code(prior)}
+    return {**described, "kind": type(prior).__qualname__, "sha256": fingerprint(prior)}

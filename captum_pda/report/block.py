@@ -2,7 +2,8 @@
 
 The block is base64 of zlib of: the header's length (4 bytes, little-endian), the header (JSON),
 and the arrays, each at a multiple of 8 bytes behind the header. The header's "arrays" say the type,
-shape and offset of each. Nothing in it can be taken for markup.
+shape and offset of each, and for 16-bit numbers the power of two that each row was divided by.
+Nothing in it can be taken for markup.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ TYPES = {
     "uint8": "u1",
 }
 ALIGNMENT = 8
+#: The largest number of a row of 16-bit numbers lies between half of this and this; the smallest
+#: that keeps all its digits is a billionth of that.
+ROW_MAXIMUM = 2.0**15
 
 
 @dataclass
@@ -47,10 +51,15 @@ class Block:
 
     def add(self, values: npt.ArrayLike, kind: str) -> int:
         """Keep an array, and say which number it has."""
-        array = np.ascontiguousarray(np.asarray(values), dtype=TYPES[kind])
+        given = np.asarray(values)
+        entry: dict[str, Any] = {"type": kind, "shape": list(given.shape)}
+        if kind == "float16":
+            scales = _row_scales(given)
+            given = _rows(given.astype(np.float64)) / scales[:, None]
+            entry["scales"] = scales.tolist()
+        array = np.ascontiguousarray(given, dtype=TYPES[kind])
         self._bytes.extend(bytes(-len(self._bytes) % ALIGNMENT))
-        entry = {"type": kind, "shape": list(array.shape), "offset": len(self._bytes)}
-        self._entries.append(entry)
+        self._entries.append({**entry, "offset": len(self._bytes)})
         self._bytes.extend(array.tobytes())
         return len(self._entries) - 1
 
@@ -77,5 +86,21 @@ def unpack(text: str | bytes) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         count = int(np.prod(entry["shape"], dtype=np.int64))
         code = TYPES[entry["type"]]
         array = np.frombuffer(content, code, count, start + entry["offset"])
+        if "scales" in entry:
+            rows = array.reshape(len(entry["scales"]), -1).astype(np.float64)
+            array = rows * np.array(entry["scales"])[:, None]
         arrays.append(array.reshape(entry["shape"]))
     return header, arrays
+
+
+def _rows(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values.reshape(len(values) if values.ndim > 1 else 1, -1)
+
+
+def _row_scales(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The power of two for each row that brings its largest finite number under ROW_MAXIMUM."""
+    rows = _rows(values)
+    largest = np.abs(np.where(np.isfinite(rows), rows, 0)).max(axis=1, initial=0.0)
+    _, exponents = np.frexp(np.where(largest > 0, largest, ROW_MAXIMUM / 2) / ROW_MAXIMUM)
+    scales: npt.NDArray[np.float64] = np.ldexp(1.0, exponents)
+    return scales

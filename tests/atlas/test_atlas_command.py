@@ -10,6 +10,8 @@ from PIL import Image
 
 from captum_pda.atlas import read_regions
 from captum_pda.cli.main import main
+from captum_pda.cli.models import load_classifier
+from captum_pda.cli.photos import load_photo
 from captum_pda.report.block import unpack
 from captum_pda.report.page_file import read_block
 
@@ -93,3 +95,23 @@ def test_two_processes_make_the_same_atlas(photos):
     command += [sys.executable, "-m", "captum_pda", "atlas", "photos", *QUICK, "--class", "cat"]
     subprocess.run([*command, "--quiet", "--engine", "dense"], check=True, timeout=300)
     assert Path("out/0003_cat.html").read_bytes() == alone
+
+
+def test_regions_of_a_feature_map_are_cut_out_where_they_lie_in_the_photo(photos):
+    layer = ["--method", "layer", "--class", "cat", "--quiet"]
+    command = ["atlas", "photos", "--model", "tiny:five", "--device", "cpu", "--min-bits", "0"]
+    assert main([*command, "--output", "out", *layer]) == 0
+    classifier = load_classifier("tiny:five")
+    for name in ("cat/1.png", "cat/2.png"):
+        image = classifier.preprocessing(load_photo(photos / name))
+        pixels = ((image[0] * 0.25 + 0.5) * 255).round().byte().permute(1, 2, 0).numpy()
+        kept = read_regions(f"out/photos/{name}_evidence.safetensors")
+        assert kept
+        for region in kept:
+            # A place of the 15 x 15 map covers two to four of the photo's 32 pixels.
+            (top, left), (height, width) = region.corner, region.shape
+            assert all(2 <= side <= 4 for side in region.shape)
+            cut = Image.fromarray(pixels[top : top + height, left : left + width])
+            expected = np.asarray(cut.resize(region.crop.shape[:2], Image.Resampling.BICUBIC))
+            np.testing.assert_allclose(region.crop.astype(int), expected.astype(int), atol=2)
+        assert max(max(region.corner) for region in kept) > 15

@@ -47,14 +47,14 @@ def expected(photo: str = "cat.png"):
 
 def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("cat.png", "--method", "efficient") == 0
-    with Image.open("cat_evidence.png") as picture:
+    with Image.open("cat.png_evidence.png") as picture:
         assert picture.format == "PNG"
         assert min(picture.size) > 300
     model, image = expected()
     probabilities = model(image).softmax(1)[0].detach()
     top = int(probabilities.argmax())
     bits = EfficientPDA(model).attribute(image, top, None, WINDOW, WINDOW)[0, 0]
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         np.testing.assert_allclose(file["bits"], bits[None], atol=1e-3 * float(abs(bits).max()))
         np.testing.assert_allclose(file["probabilities"], probabilities, atol=1e-6)
         assert (file["first"].tolist(), file["second"].tolist()) == ([top], [-1])
@@ -66,8 +66,8 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
     assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
     assert f"What speaks for {LABELS[top]}:" in said.out
     assert f"What speaks against {LABELS[top]}:" in said.out
-    assert "Written: cat_evidence.png, cat_evidence.npz" in said.out
-    assert "Efficient PDA: 16 windows" in said.err
+    assert "Written: cat.png_evidence.png, cat.png_evidence.npz" in said.out
+    assert "Efficient PDA: 16 passes" in said.err
     assert "100%" in said.err
     assert not list(Path().glob(".*"))
 
@@ -89,7 +89,7 @@ def test_methods(method: str, attribution) -> None:
     bits = attribution(model).attribute(
         image, target=4, sliding_window_shapes=WINDOW, strides=WINDOW, **settings
     )
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
 
 
@@ -107,7 +107,7 @@ def test_several_classes_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, image = expected()
     top = model(image)[0].topk(3).indices.tolist()
     contrast = gather(EfficientPDA(model), image, None, WINDOW, WINDOW).contrast(4, 3)
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [*top, 4]
         assert file["second"].tolist() == [-1, -1, -1, 3]
         np.testing.assert_allclose(
@@ -117,7 +117,7 @@ def test_several_classes_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_contrast_alone_and_by_gradient() -> None:
     assert run("cat.png", "--contrast", "dog", "cat", "--method", "gradient") == 0
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         assert (file["first"].tolist(), file["second"].tolist()) == ([4], [3])
         bits = file["bits"][0]
     model, image = expected()
@@ -134,7 +134,7 @@ def test_contrast_alone_and_by_gradient() -> None:
 
 def test_several_targets_by_number_and_part_of_a_name() -> None:
     assert run(*QUICK, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0") == 0
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [0, 2]
 
 
@@ -149,15 +149,15 @@ def test_safetensors() -> None:
 def test_several_photos_go_to_a_folder() -> None:
     assert run(*QUICK, "cat.png", "dog.png", "--output", "out", "--raw", "none") == 0
     assert sorted(path.name for path in Path("out").iterdir()) == [
-        "cat_evidence.png",
-        "dog_evidence.png",
+        "cat.png_evidence.png",
+        "dog.png_evidence.png",
     ]
 
 
 def test_a_broken_photo_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.jpg").write_bytes(b"nothing")
     assert run(*QUICK, "broken.jpg", "cat.png") == 1
-    assert Path("cat_evidence.npz").exists()
+    assert Path("cat.png_evidence.npz").exists()
     lines = capsys.readouterr().err.splitlines()
     assert any("broken.jpg is not a photo" in line for line in lines)
     assert "1 of 2 photos could not be explained; the others are written" in lines[-1]
@@ -189,7 +189,7 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     bits = GradientPDA(model, prior=prior).attribute(
         image, target=1, sliding_window_shapes=4, strides=4
     )
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
 
     assert main([*fit, "--model", MODEL]) == 2
@@ -211,7 +211,7 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "give one of them"),
         (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
         (["explain", "cat.png", "--output", "labels.txt"], 2, "pictures end in .png or .jpg"),
-        (["explain", "a/cat.png", "b/cat.jpg"], 2, "would both be written to cat_evidence.png"),
+        (["explain", "a/cat.png", "b/cat.png"], 2, "would both be written to cat.png_evidence.png"),
         (["explain", "cat.png", "--output", "out.pdf"], 2, "pictures end in .png or .jpg"),
         (["explain", "cat.png", "--scales", "8", "8"], 2, "holds a size twice"),
         (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "give one of them"),
@@ -339,11 +339,19 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("captum-pda 0.")
 
 
+def test_the_overview_says_of_the_demo_what_the_demo_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments in (["--help"], ["demo", "--help"]):
+        assert main(arguments) == 0
+        assert "two photos" in capsys.readouterr().out
+
+
 def test_a_failed_write_leaves_nothing_behind(folder: Path) -> None:
     (folder / "out").mkdir()
-    (folder / "out" / "cat_evidence.npz").mkdir()
+    (folder / "out" / "cat.png_evidence.npz").mkdir()
     assert run(*QUICK, "cat.png", "--output", "out") == 2
-    assert [path.name for path in (folder / "out").iterdir()] == ["cat_evidence.npz"]
+    assert [path.name for path in (folder / "out").iterdir()] == ["cat.png_evidence.npz"]
 
 
 def environment() -> dict[str, str]:

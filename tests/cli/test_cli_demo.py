@@ -16,6 +16,9 @@ from captum_pda.cli.explanation import Answer
 from captum_pda.cli.main import main
 from captum_pda.cli.words import answer_lines, place, top_classes, window_words
 from captum_pda.evidence.strongest import StrongWindow
+from captum_pda.prediction.measures import RawDifference, WeightOfEvidence
+
+BITS = WeightOfEvidence()
 
 
 @pytest.mark.slow
@@ -28,7 +31,7 @@ def test_demo(
     monkeypatch.setattr(demo, "draw", lambda *given: (drawn.extend(given), draw(*given))[1])
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo.png")]) == 0
     said = capsys.readouterr()
-    assert "PDA: 99 windows" in said.err
+    assert "PDA: 99 passes" in said.err
     assert "100%" in said.err
     assert "What speaks for" in said.out
     assert "What speaks against" in said.out
@@ -70,12 +73,12 @@ def test_places(corner: tuple[int, int], words: str) -> None:
 
 def test_bits_in_words() -> None:
     window = StrongWindow((0, 90), (10, 10), 2.0)
-    assert window_words(window, (100, 100)) == (
+    assert window_words(window, (100, 100), BITS) == (
         "+2.00 bits  the upper right (rows 0-9, columns 90-99): seeing it makes the odds 4 times "
         "higher"
     )
     against = StrongWindow((0, 90), (10, 10), -1.0)
-    assert window_words(against, (100, 100)).endswith(
+    assert window_words(against, (100, 100), BITS).endswith(
         "-99): seeing it makes the odds 2 times lower"
     )
 
@@ -83,10 +86,12 @@ def test_bits_in_words() -> None:
 def test_an_answer_in_words() -> None:
     window = StrongWindow((0, 0), (10, 10), 1.0)
     answer = Answer("cat", (3,), torch.zeros(100, 100), (window,), ())
-    lines = list(answer_lines(answer, (100, 100)))
+    lines = list(answer_lines(answer, (100, 100), BITS))
     assert lines[0] == "What speaks for cat:"
-    assert lines[2:] == ["What speaks against cat:", "  nothing"]
+    assert lines[2:] == ["What speaks against cat:", "  nothing, to within 0.01 bits"]
 
 
 def test_top_classes_in_words() -> None:
-    assert top_classes(torch.tensor([0.25, 0.7, 0.05]), ["a", "b", "c"], 2) == "b 70.0%, a 25.0%"
+    predictions, names = torch.tensor([0.25, 0.7, 0.05]), ["a", "b", "c"]
+    assert top_classes(predictions, names, BITS, 2) == "b 70.0%, a 25.0%"
+    assert top_classes(100 * predictions, names, RawDifference(), 2) == "b 70, a 25"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from torch import nn
+from PIL import Image
 
-from captum_pda.cli import cost, explain, preparation
+from captum_pda.cli import preparation
 from captum_pda.cli.labels import default_labels, find_class
 from captum_pda.cli.main import main
 from captum_pda.cli.usage_errors import UsageError
@@ -63,7 +64,7 @@ def test_a_name_of_a_picture_means_a_file() -> None:
     assert Path("out.jpg").is_file()
     Path("folder.jpg").mkdir()
     assert main(["explain", "cat.png", "--output", "folder.jpg", *tiny]) == 0
-    assert Path("folder.jpg/cat_evidence.png").is_file()
+    assert Path("folder.jpg/cat.png_evidence.png").is_file()
 
 
 @pytest.mark.parametrize("others", [[], ["cat.png"]])
@@ -93,55 +94,100 @@ def test_words_count_before_their_parts() -> None:
         find_class("cat", ["bobcats", "catfish", "wild cat"])
 
 
-def test_cost_in_words() -> None:
-    assert cost.cost_line(1760, 1, 1, 25.2) == "1,760 windows, up to about 25 s"
-    assert cost.cost_line(49, 10, 1, 720.0) == "49 windows of 10 samples, up to about 12 min"
-    assert (
-        cost.cost_line(1042, 1, 2000, 12_600.0)
-        == "1,042 windows in each of 2,000 photos, up to about 3.5 h"
-    )
-    assert cost.cost_line(1760, 1, 1, 0.3) is None
+def test_an_exact_name_comes_before_an_index_and_what_could_mean_both_is_asked() -> None:
+    labels = ("1", "10", "2", "3")
+    with pytest.raises(UsageError, match=r"index:0 \(named '1'\) or index:1 \(named '10'\)"):
+        find_class("1", labels)
+    with pytest.raises(UsageError, match=r"--contrast 2 .* index:2 \(named '1'\)") as refused:
+        find_class("2", ("2", "0", "1"), "--contrast")
+    assert "index:0" in str(refused.value)
+    assert [find_class(given, labels) for given in ("10", "3", "0")] == [1, 3, 0]
+    assert [find_class(f"index:{number}", labels) for number in range(4)] == [0, 1, 2, 3]
+    for given in ("index:4", "index:-1", "4"):
+        with pytest.raises(UsageError, match="out of range; the model has classes 0 to 3"):
+            find_class(given, labels)
+    with pytest.raises(UsageError, match="index:0"):
+        find_class("5", ("5", "5"))
 
 
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.seen = nn.Linear(3, 2), 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += len(x)
-        return self.linear(x.mean(dim=(2, 3)))
-
-
-def test_a_few_passes_are_timed() -> None:
-    model = Counting()
-    assert cost.seconds_per_pass(model, torch.zeros(1, 3, 8, 8)) > 0
-    assert model.seen == 2 * cost.TIMED
+def test_a_folder_of_classes_named_by_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("labels.txt").write_text("1\n10\n2\n3\n4\n")
+    tiny = ("--model", "tiny:five", "--labels", "labels.txt", "--method", "gradient", "--quiet")
+    assert main(["explain", "cat.png", *tiny, "--target", "1"]) == 2
+    assert "--target 1 may mean a class's name or its number" in capsys.readouterr().err
+    assert main(["explain", "cat.png", *tiny, "--target", "10"]) == 0
+    with np.load("cat.png_evidence.npz") as file:
+        assert file["first"].tolist() == [1]
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        # 7 x 7 windows of 8 at strides of 4, in two contexts.
-        (["--window", "8"], "98 windows, up to about 1 s"),
-        (["--window", "8", "--method", "efficient"], "49 windows, up to about 1 s"),
-        (["--window", "8", "--method", "sampled"], "49 windows of 10 samples, up to about 1 s"),
-        (["--window", "8", "--method", "gradient"], None),
-        (["--method", "layer"], None),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_the_command_tells_the_cost_before_the_run(
-    options: list[str],
-    line: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+# What it says of numbers and times
+
+
+#: A model that hardly looks at its input; what it needs is imported when it is called.
+FLAT = """
+import torch
+
+class Flat(torch.nn.Module):
+    def forward(self, x):
+        return torch.tensor([[2.0, 1.0, 0.5]]).expand(len(x), -1) + 1e-4 * x.mean(dim=(2, 3))
+
+def make():
+    import tiny
+    return Flat(), tiny.transform()
+"""
+
+
+@pytest.mark.parametrize("method", ["efficient", "gradient"])
+def test_what_says_nothing_is_no_finding(
+    method: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "LONG", 0.0)
-    monkeypatch.setattr(explain, "seconds_per_pass", lambda *_: 1e-6)
-    command = ["explain", "cat.png", "--model", "tiny:five", *options]
-    assert main([*command, "--overwrite"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert (said[0] == line) if line else ("windows" not in said[0])
-    assert main([*command, "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
+    Path("flat.py").write_text(FLAT)
+    monkeypatch.delitem(sys.modules, "flat", raising=False)
+    assert main(["explain", "cat.png", "--model", "flat:make", "--method", method]) == 0
+    said = capsys.readouterr().out
+    assert said.count("nothing, to within 0.01 bits") == 2
+    assert "0.00 bits" not in said
+    assert " 1 times" not in said
+
+
+def test_words_and_bar_count_the_same_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("pda", "efficient", "sampled", "layer"):
+        command = ["explain", "cat.png", "--model", "tiny:five", "--window", "8"]
+        command = command[: -2 if method == "layer" else None]
+        assert main([*command, "--method", method, "--samples", "3"]) == 0
+        said = capsys.readouterr()
+        counts = re.findall(r"PDA: ([\d,]+) pass", said.err) + re.findall(r"/(\d+) \[", said.err)
+        assert len(set(counts)) == 1
+        assert "windows" not in said.out
+
+
+def test_a_folder_tells_no_time_for_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    Path("photos/cat.png").write_bytes(Path("cat.png").read_bytes())
+    command = ["explain", "photos", "--output", "out", "--model", "tiny:five", "--window", "8"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "Explained 1 of 1 photo; 0 were done before, 0 failed." in said.out
+    assert "Explaining: 100%" in said.err
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "Explained 0 of 1 photo; 1 was done before, 0 failed." in said.out
+    assert said.err == ""
+    Path("photos/dog.png").write_bytes(Path("dog.png").read_bytes())
+    assert main(command) == 0
+    # One bar, of what is to be explained: so the time left is that of what is left.
+    assert re.search(r"Explaining: 100%\|█+\| 1/1 ", capsys.readouterr().err)
+
+
+def test_files_have_the_same_names_for_a_photo_and_for_a_folder() -> None:
+    Path("photos").mkdir()
+    for name in ("a.png", "a.bmp"):
+        Image.open("cat.png").save(f"photos/{name}")
+    tiny = ("--model", "tiny:five", "--method", "gradient", "--quiet")
+    assert main(["explain", "photos", "--output", "folder", *tiny]) == 0
+    assert main(["explain", "photos/a.png", "photos/a.bmp", "--output", "single", *tiny]) == 0
+    names = {path.name for path in Path("folder").iterdir()}
+    assert names - {path.name for path in Path("single").iterdir()} == {
+        "settings.json",
+        "summary.json",
+    }

@@ -57,15 +57,15 @@ def copy(name: str, as_name: str) -> None:
         ["cat.png", "--output", "cat.png"],
         ["cat.png", "--output", "./cat.png"],
         ["cat.png", "--output", "cat.png", "--overwrite"],
-        ["cat.png", "cat_evidence.png"],
-        ["cat.png", "cat_evidence.png", "--overwrite"],
+        ["cat.png", "cat.png_evidence.png"],
+        ["cat.png", "cat.png_evidence.png", "--overwrite"],
         ["cat.png", "--output", "link.png"],
         ["cat.png", "--output", "link.png", "--overwrite"],
         ["cat.png", "--output", "hard.png", "--overwrite"],
         ["cat.png", "--output", "folder/../cat.png", "--overwrite"],
         ["link.png", "--output", "cat.png", "--overwrite"],
-        ["cat.png", "--labels", "cat_evidence.npz", "--overwrite"],
-        ["cat.png", "--prior", "cat_evidence.npz", "--overwrite"],
+        ["cat.png", "--labels", "cat.png_evidence.npz", "--overwrite"],
+        ["cat.png", "--prior", "cat.png_evidence.npz", "--overwrite"],
         ["photos", "--output", "out", "--prior", "out/settings.json", "--overwrite"],
     ],
     ids=" ".join,
@@ -74,7 +74,7 @@ def copy(name: str, as_name: str) -> None:
 def test_what_is_read_is_never_written_over(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("cat_evidence.png", "cat_evidence.npz"):
+    for name in ("cat.png_evidence.png", "cat.png_evidence.npz"):
         copy("dog.png", name)
     for name in ("folder", "photos", "out"):
         Path(name).mkdir()
@@ -92,7 +92,7 @@ def test_what_is_read_is_never_written_over(
 
 @pytest.mark.parametrize(
     "foreign",
-    ["cat_evidence.png", "cat_evidence.npz", "out/cat_evidence.png", "out.jpg"],
+    ["cat.png_evidence.png", "cat.png_evidence.npz", "out/cat.png_evidence.png", "out.jpg"],
 )
 @pytest.mark.usefixtures("no_work")
 def test_a_file_of_somebody_else_is_left_alone(
@@ -128,10 +128,23 @@ def test_a_folder_s_foreign_files_and_the_demo_s_are_left_alone() -> None:
         Path("out", foreign).unlink()
 
 
+@pytest.mark.parametrize("foreign", ["summary.json", "settings.json", "index.html"])
+def test_overwrite_replaces_whatever_has_the_name_of_a_result(foreign: str) -> None:
+    for name in ("photos", "out"):
+        Path(name).mkdir()
+    copy("cat.png", "photos/cat.png")
+    Path("out", foreign).write_bytes(b"somebody's own")
+    command = ["explain", "photos", "--output", "out", *TINY, "--method", "efficient", "--html"]
+    assert main(command) == 2
+    assert main([*command, "--overwrite"]) == 0
+    assert is_own(Path("out", foreign))
+    assert main(command) == 0
+
+
 def test_a_dangling_link_is_left_alone() -> None:
-    Path("cat_evidence.png").symlink_to("nowhere.png")
+    Path("cat.png_evidence.png").symlink_to("nowhere.png")
     assert main(["explain", "cat.png", *TINY]) == 2
-    assert Path("cat_evidence.png").is_symlink()
+    assert Path("cat.png_evidence.png").is_symlink()
 
 
 @pytest.mark.parametrize("raw", ["npz", "safetensors"])
@@ -155,11 +168,11 @@ def test_a_file_that_comes_in_the_meantime_is_left_alone(monkeypatch: pytest.Mon
 
     def check_too_early(*arguments: object) -> None:
         check(*arguments)
-        copy("dog.png", "cat_evidence.png")
+        copy("dog.png", "cat.png_evidence.png")
 
     monkeypatch.setattr(preparation, "check_free", check_too_early)
     assert main(["explain", "cat.png", *TINY]) == 1
-    assert Path("cat_evidence.png").read_bytes() == Path("dog.png").read_bytes()
+    assert Path("cat.png_evidence.png").read_bytes() == Path("dog.png").read_bytes()
 
 
 def test_photos_that_differ_by_case_alone(
@@ -200,7 +213,7 @@ def test_a_photo_is_read_once_and_its_hash_is_of_those_bytes(
     monkeypatch.setattr(Path, "open", open_and_change)
     assert main(["explain", "cat.png", *TINY]) == 0
     assert opened == ["cat.png"]
-    found = settings_in(Path("cat_evidence.npz"))
+    found = settings_in(Path("cat.png_evidence.npz"))
     assert found is not None
     assert found["photo_sha256"] == first
 

@@ -103,6 +103,21 @@ def test_a_changed_setting_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert before == {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.safetensors")}
 
 
+@pytest.mark.parametrize("raw", ["npz", "safetensors"])
+def test_a_damaged_result_is_made_anew(raw: str) -> None:
+    assert main(command("out", "--quiet", "--raw", raw)) == 0
+    damaged = Path(f"out/0.png_evidence.{raw}")
+    content = bytearray(damaged.read_bytes())
+    middle = content.find(b"bits.npy") + 200 if raw == "npz" else len(content) - 100
+    content[middle] ^= 1
+    damaged.write_bytes(content)
+    when = {path: path.stat().st_mtime_ns for path in Path("out").glob(f"*.{raw}")}
+    assert main(command("out", "--quiet", "--raw", raw)) == 0
+    again = {path.name for path in when if path.stat().st_mtime_ns != when[path]}
+    assert again == {damaged.name}
+    assert damaged.read_bytes() != bytes(content)
+
+
 def test_results_may_lie_below_the_photos(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(command("photos/out", "--quiet")) == 0

@@ -27,13 +27,13 @@ def run(*arguments: str) -> int:
     return main(["explain", *arguments, "--model", "tiny:five", "--device", "cpu", "--quiet"])
 
 
-def bits(name: str = "cat_evidence.npz") -> np.ndarray:
+def bits(name: str = "cat.png_evidence.npz") -> np.ndarray:
     with np.load(name) as file:
         return file["bits"]
 
 
-def image() -> tuple[torch.nn.Module, torch.Tensor]:
-    classifier = load_classifier("tiny:five")
+def image(name: str = "tiny:five") -> tuple[torch.nn.Module, torch.Tensor]:
+    classifier = load_classifier(name)
     return classifier.model, classifier.preprocessing(load_photo(Path("cat.png")))
 
 
@@ -81,9 +81,9 @@ def test_the_map_is_that_of_the_library(
 def test_the_features_of_the_last_layer_are_drawn_over_the_photo(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ["explain", "cat.png", "--model", "tiny:five", "--method", "layer", "--target", "4"]
-    assert main(command) == 0
-    model, inputs = image()
+    command = ["explain", "cat.png", "--model", "tiny:certain", "--method", "layer"]
+    assert main([*command, "--target", "4"]) == 0
+    model, inputs = image("tiny:certain")
     layer = LayerPDA(model)
     small = layer.attribute(inputs, target=4)
     larger = torch.nn.functional.interpolate(
@@ -138,7 +138,7 @@ def test_the_maps_fill_the_picture(n_classes: int, monkeypatch: pytest.MonkeyPat
     assert len(panels) == n_classes + 1
     grid = panels[0].get_subplotspec().get_gridspec()
     assert grid.nrows * grid.ncols - len(panels) < grid.ncols / 2
-    with Image.open("cat_evidence.png") as picture:
+    with Image.open("cat.png_evidence.png") as picture:
         right_half = np.asarray(picture.convert("L"))[:, picture.width // 2 :]
     assert (right_half < 250).mean() > 0.2
 

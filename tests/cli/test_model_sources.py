@@ -89,7 +89,7 @@ def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
     torch.testing.assert_close(shown, torch.ones_like(shown), rtol=0, atol=1e-4)
     command = ["explain", "cat.png", "--model", f"timm/{SMALL}", "--target", "tabby", "--quiet"]
     assert main([*command, "--method", "gradient", "--window", "40"]) == 0
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [281]
         assert file["bits"].shape == (1, 160, 160)
 
@@ -165,7 +165,7 @@ def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -
     torch.testing.assert_close(classifier.model(image), model(image).logits)
     command = ["explain", "cat.png", "--model", f"hf/{saved}", "--target", "bee", "--quiet"]
     assert main([*command, "--method", "gradient", "--window", "8"]) == 0
-    with np.load("cat_evidence.npz") as file:
+    with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [1]
 
 
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_model_of_one_s_own_is_told(
     path = list(sys.path)
     for name, message in [
         ("wrong:fails", "failed (KeyError: 'weights'); it is called without arguments"),
-        ("wrong:flat", "must return logits (N, classes)"),
+        ("wrong:flat", "must return a tensor (N, classes)"),
     ]:
         assert main(["explain", "cat.png", "--model", name]) == 1
         assert message in capsys.readouterr().err

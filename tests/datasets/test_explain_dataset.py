@@ -173,6 +173,41 @@ def test_fingerprints_know_what_matters():
     assert len({before, *map(fingerprint, others)}) == 5
 
 
+class Keeping:
+    """A writer that keeps results in memory."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def start(self, settings): ...
+
+    def stored(self, number):
+        return self.kept.get(number, (None, None))[1]
+
+    def write(self, number, attributions, record):
+        self.kept[number] = attributions, record
+
+
+def test_a_writer_of_ones_own():
+    writer, pda = Keeping(), EfficientPDA(make_classifier(), engine="dense")
+    assert explain_dataset(pda, Examples(None), writer).explained == N
+    assert explain_dataset(pda, Examples(None), writer).done_before == N
+
+
+@pytest.mark.parametrize("name", ["start", "stored", "write"])
+def test_a_writer_without_a_method_is_refused_before_the_first_example(name):
+    writer, examples = Keeping(), Examples(None)
+    setattr(writer, name, None)
+    with pytest.raises(TypeError, match=f"has no method {name}; a writer needs {name}\\("):
+        explain_dataset(EfficientPDA(make_classifier()), examples, writer)
+    setattr(writer, name, lambda: None)
+    with pytest.raises(TypeError, match=rf"cannot be called as {name}\("):
+        explain_dataset(EfficientPDA(make_classifier()), examples, writer)
+    with pytest.raises(TypeError, match=r"writer=Keeping is a class; pass an object, Keeping\(\)"):
+        explain_dataset(EfficientPDA(make_classifier()), examples, Keeping)
+    assert examples.read == []
+
+
 # Two ranks
 
 

@@ -15,16 +15,23 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from captum_pda import (
+    PDA,
     ConstantPrior,
     DatasetSummary,
     DenseEngine,
     EfficientPDA,
+    EmpiricalMeanPrior,
+    GaussianPatchPrior,
     IncrementalEngine,
+    LayerPDA,
+    MarginalPrior,
     ResultFolder,
     SampledPDA,
     SettingsError,
     explain_dataset,
 )
+from captum_pda.prediction.measures import WeightOfEvidence
+from captum_pda.priors import EmptyContext, MapMeanPrior
 
 N = 3
 IMAGES = make_images(N, 3, 6, 7)
@@ -263,6 +270,84 @@ def test_other_settings_are_refused_and_the_same_are_not(tmp_path, make, changed
         explain(tmp_path, make(1.0))
 
 
+class Level:
+    """A prior that describes itself, and whose fills come from its class."""
+
+    level = 0.5
+
+    def conditional_mean(self, example: Tensor, regions: Any) -> Tensor:
+        return ConstantPrior(self.level).conditional_mean(example, regions)
+
+    def settings(self) -> dict[str, Any]:
+        return {"kind": "Level"}
+
+
+class Halved(WeightOfEvidence):
+    name = "halved"
+    factor = 0.5
+
+    def value(self, scores: Tensor) -> Tensor:
+        return super().value(scores) * self.factor
+
+
+class Zeroed(EfficientPDA):
+    level = 0.5
+
+    def _fills(self, prior: Any, example: Tensor, windows: Any, sampling: Any) -> Tensor:
+        fills = super()._fills(prior, example, windows, sampling)
+        return torch.full_like(fills, self.level)
+
+
+@pytest.mark.parametrize(
+    ("make", "edited", "attribute", "changed"),
+    [
+        (lambda: efficient(prior=Level()), Level, "level", r"prior\.code_sha256 was"),
+        (lambda: efficient(measure=Halved()), Halved, "factor", r"measure\.code_sha256 was"),
+        (lambda: Zeroed(make_classifier(), engine="dense"), Zeroed, "level", "code_sha256 was"),
+    ],
+    ids=["prior", "measure", "method"],
+)
+def test_results_of_code_that_was_edited_since_are_refused(
+    tmp_path, monkeypatch, make, edited, attribute, changed
+):
+    explain(tmp_path, make())
+    assert counts(explain(tmp_path, make())) == (0, N)
+    monkeypatch.setattr(edited, attribute, 1.0)
+    with pytest.raises(SettingsError, match=changed):
+        explain(tmp_path, make())
+    # A class that states its version says itself when results are no longer the same.
+    monkeypatch.setattr(edited, "version", "a", raising=False)
+    explain(tmp_path / "stated", make())
+    monkeypatch.setattr(edited, attribute, 2.0)
+    assert counts(explain(tmp_path / "stated", make())) == (0, N)
+    monkeypatch.setattr(edited, "version", "b")
+    with pytest.raises(SettingsError, match='version was "a" and is now "b"'):
+        explain(tmp_path / "stated", make())
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: efficient(), GaussianPatchPrior),
+        (lambda: efficient(), EmptyContext),
+        (lambda: efficient(prior=GaussianPatchPrior(5).fit(IMAGES)), GaussianPatchPrior),
+        (lambda: efficient(prior=ConstantPrior(0.5)), ConstantPrior),
+        (lambda: efficient(prior=MarginalPrior().fit(IMAGES)), MarginalPrior),
+        (lambda: efficient(prior=EmpiricalMeanPrior(MarginalPrior().fit(IMAGES))), MarginalPrior),
+        (lambda: efficient(prior=EmpiricalMeanPrior(ConstantPrior(0.5))), EmpiricalMeanPrior),
+        (lambda: LayerPDA(make_classifier()), MapMeanPrior),
+        (lambda: PDA(make_classifier(), engine="dense"), MapMeanPrior),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_results_of_another_version_of_a_prior_are_refused(tmp_path, monkeypatch, make, kind):
+    explain(tmp_path, make())
+    assert counts(explain(tmp_path, make())) == (0, N)
+    monkeypatch.setattr(kind, "version", kind.version + 1)
+    with pytest.raises(SettingsError, match="version was 1 and is now 2"):
+        explain(tmp_path, make())
+
+
 def test_a_seed_is_a_setting_of_samples_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "initial_seed", lambda: 5)
     sampled = SampledPDA(make_classifier(), engine="dense")
@@ -305,6 +390,28 @@ def test_what_nobody_can_describe_is_explained_anew(tmp_path):
 
 
 # The files
+
+
+@pytest.mark.parametrize("place", [-1, -9, -200])
+def test_a_flipped_bit_is_noticed(tmp_path, place):
+    explain(tmp_path, efficient())
+    before = maps(tmp_path)
+    path = ResultFolder(tmp_path).place(1)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"000001.safetensors is damaged"):
+        ResultFolder(tmp_path).read(1)
+    assert counts(explain(tmp_path, efficient())) == (1, N - 1)
+    torch.testing.assert_close(maps(tmp_path), before, rtol=0, atol=0)
+
+
+def test_what_a_killed_run_has_left_is_removed(tmp_path):
+    explain(tmp_path, efficient())
+    (tmp_path / f".{'0' * 32}.part").write_bytes(b"half")
+    (tmp_path / ".mine.part").write_bytes(b"somebody's own")
+    assert counts(explain(tmp_path, efficient())) == (0, N)
+    assert [path.name for path in tmp_path.glob(".*")] == [".mine.part"]
 
 
 def test_outputs_are_stored_with_the_result(tmp_path):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import captum_pda
 
@@ -33,6 +36,34 @@ def test_the_code_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch):
     assert code, f"{page} has no code"
     monkeypatch.chdir(tmp_path)  # pages may write files
     exec(compile(code, str(page), "exec"), {"__name__": page.stem})
+
+
+def test_the_code_about_many_images_runs_as_it_stands(tmp_path, monkeypatch):
+    """With what the page takes for granted: a model, data, and the variables of torchrun."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    images = list(torch.randn(13, 3, 24, 24))
+    names = {
+        "model": nn.Sequential(*layers, nn.Linear(4, 3)).eval(),
+        "validation_set": [(image, 1) for image in images],
+        "train_set": images,
+        "scan": torch.randn(1, 3, 24, 24),
+    }
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    for name, value in {**ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs/scale.md"
+    try:
+        exec(compile(program(page), str(page), "exec"), names)
+        assert names["summary"].explained == len(names["memory"].maps) == len(images)
+        assert names["attributions"].shape == names["scan"].shape
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)

@@ -31,7 +31,7 @@ def explain(*arguments: str) -> int:
 
 def test_a_photo_gets_a_page_next_to_its_picture(photo_folder):
     assert explain("cat.png", "--target", "bee", "--contrast", "dog", "ant") == 0
-    page = Path("cat_evidence.html").read_bytes()
+    page = Path("cat.png_evidence.html").read_bytes()
     header, _ = unpack(read_block(page, "values"))
     assert header["title"] == "cat.png"
     assert header["labels"][header["first"]] == "dog"
@@ -68,10 +68,10 @@ def test_a_folder_gets_an_index_of_all_its_pages(photo_folder, capsys):
 
 
 def test_pages_of_others_are_left_alone(photo_folder, capsys):
-    Path("cat_evidence.html").write_text("mine")
+    Path("cat.png_evidence.html").write_text("mine")
     assert explain("cat.png") == 2
     assert "did not write it" in capsys.readouterr().err
-    assert Path("cat_evidence.html").read_text() == "mine"
+    assert Path("cat.png_evidence.html").read_text() == "mine"
 
 
 def test_a_method_without_windows_has_no_page(photo_folder, capsys):
@@ -82,7 +82,7 @@ def test_a_method_without_windows_has_no_page(photo_folder, capsys):
 @pytest.mark.parametrize("context", ["full", "both"])
 def test_every_context_has_its_page(photo_folder, context):
     assert explain("cat.png", "--context", context) == 0
-    header, _ = unpack(read_block(Path("cat_evidence.html").read_bytes(), "values"))
+    header, _ = unpack(read_block(Path("cat.png_evidence.html").read_bytes(), "values"))
     parts = header["methods"][0]["groups"][0]["parts"]
     assert [part["context"] for part in parts] == ["full", "empty"][: len(parts)]
     assert len(parts) == (2 if context == "both" else 1)

@@ -18,6 +18,22 @@ from captum_pda.report.block import Block, unpack
 from captum_pda.report.page_file import read_block
 
 
+def many_windows(scores=None):
+    """Windows of 10 x 10 at every place of a photo, for twelve classes; by default noise."""
+    model = make_classifier(classes=12).float()
+    image = make_images(1, 3, 224, 224).float()
+    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense")
+    coarse = pda.evidence(image, sliding_window_shapes=112, strides=112)
+    grid = type(coarse.parts[0].regions)((224, 224), (10, 10), (1, 1))
+    reference = coarse.scores if scores is None else torch.zeros(1, 12, dtype=scores.dtype)
+    if scores is None:
+        scores = torch.randn(1, len(grid), 12, generator=torch.Generator().manual_seed(0))
+    part = coarse.parts[0].__class__(
+        0, grid, "full", coarse.reading, reference, scores, torch.ones(1, len(grid)), scores.abs()
+    )
+    return type(coarse)(coarse.inputs, coarse.scores, (part,), coarse.reading, prior=pda.prior)
+
+
 @pytest.fixture(scope="module")
 def evidence():
     return make_evidence()
@@ -38,7 +54,7 @@ def test_a_block_gives_back_what_was_put_into_it():
     assert found["name"] == "? ü </script>"
     assert values[found["bytes"]].tobytes() == b"abc"
     for kind in kinds:
-        assert values[found[kind]].dtype == kind
+        assert values[found[kind]].dtype == ("float64" if kind == "float16" else kind)
         np.testing.assert_array_equal(values[found[kind]], arrays[kind])
 
 
@@ -107,18 +123,24 @@ def test_the_same_evidence_gives_the_same_file(evidence, page, tmp_path):
 
 
 def test_many_small_windows_stay_under_three_megabytes(tmp_path):
-    model = make_classifier(classes=12).float()
-    image = make_images(1, 3, 224, 224).float()
-    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense")
-    coarse = pda.evidence(image, sliding_window_shapes=112, strides=112)
-    grid = type(coarse.parts[0].regions)((224, 224), (10, 10), (1, 1))
-    noise = torch.randn(1, len(grid), 12, generator=torch.Generator().manual_seed(0))
-    part = coarse.parts[0].__class__(
-        0, grid, "full", coarse.reading, coarse.scores, noise, torch.ones(1, len(grid)), noise.abs()
-    )
-    evidence = type(coarse)(coarse.inputs, coarse.scores, (part,), coarse.reading, prior=pda.prior)
-    path = write_report(evidence, tmp_path / "fine.html")
+    path = write_report(many_windows(), tmp_path / "fine.html")
     assert path.stat().st_size < 3_200_000
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e9])
+def test_effects_of_many_windows_are_exact_whatever_their_size(tmp_path, size):
+    """Some a million times weaker than the strongest, and windows of which nothing is known."""
+    scores = many_windows().parts[0].scores.double()
+    weak = torch.linspace(0, 6, scores.shape[1], dtype=torch.float64)
+    evidence = many_windows(size * scores.sign() * (0.1 + scores.abs()) * 10 ** -weak[:, None])
+    evidence.parts[0].scores[0, 7] = torch.nan
+    path = write_report(evidence, tmp_path / "fine.html")
+    header, arrays = unpack(read_block(path.read_bytes(), "values"))
+    kept = header["methods"][0]["groups"][0]["parts"][0]
+    assert arrays[kept["changes"]].size > 250_000
+    part = evidence.parts[0]
+    expected = (part.scores - part.reference.unsqueeze(1))[0][:, header["classes"]].T
+    np.testing.assert_allclose(arrays[kept["changes"]], expected, rtol=5e-4, atol=0)
 
 
 def test_standard_errors_are_those_of_the_evidence(tmp_path):

@@ -1,13 +1,17 @@
 """Reports of every kind of evidence: each opens, and its map has the colours of its bits."""
 
+import numpy as np
 import pytest
 import torch
 from browser import opened
 from conftest import make_classifier, make_images
 from report_pages import colour
+from test_report_file import many_windows
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, SampledPDA
 from captum_pda.report import write_report
+from captum_pda.report.block import unpack
+from captum_pda.report.page_file import read_block
 
 SPACE = (20, 28)
 
@@ -120,3 +124,15 @@ def test_methods_can_be_compared(browser, tmp_path):
             shown = page.inner_text("#bits").replace("\u2212", "-")
             assert float(shown.split()[0]) == pytest.approx(bits, abs=0.006)
         assert page.inner_text("#ticks") == before
+
+
+@pytest.mark.slow
+def test_the_page_reads_numbers_of_sixteen_bits_as_python_does(browser, tmp_path):
+    path = write_report(many_windows(), tmp_path / "report.html")
+    header, arrays = unpack(read_block(path.read_bytes(), "values"))
+    number = header["methods"][0]["groups"][0]["parts"][0]["changes"]
+    with opened(browser, path) as page:
+        read = "readBlock('values').then(({ arrays }) => "
+        read += f"[...arrays[{number}]].filter((_, i) => i % 997 === 0))"
+        shown = page.evaluate(read)
+    np.testing.assert_allclose(shown, arrays[number].flatten()[::997], rtol=1e-12)

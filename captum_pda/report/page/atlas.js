@@ -12,7 +12,7 @@ function example({ photo, bits, link, crop }, arrays) {
 
 function group(one, all, arrays) {
   const kind = one.bits > 0 ? "for" : "against";
-  const many = one.regions === 1 ? "1 region" : `${one.regions} regions`;
+  const many = counted(one.regions, "region");
   return element(
     "li",
     {},
@@ -20,7 +20,7 @@ function group(one, all, arrays) {
       "p",
       { class: "sum" },
       element("strong", { class: kind }, `${signed(one.bits)} \u00b1 ${one.spread.toFixed(2)} bits`),
-      element("span", {}, `in ${one.photos} of ${all} photos (${percent(one.photos / all)}), ${many}`),
+      element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${many}`),
     ),
     element("ul", { class: "crops" }, ...one.examples.map((region) => example(region, arrays))),
   );
@@ -31,8 +31,8 @@ async function start() {
   document.title = `${header.label}: what speaks for it, and what against it`;
   byId("title").replaceChildren(nameElement(header.label));
   byId("lead").textContent =
-    `${header.photos} photos; ${header.groups.length} kinds of regions that occur in several of them, ` +
-    `${header.left} regions without their like.`;
+    `${counted(header.photos, "photo")}; regions that occur in several of them: ` +
+    `${counted(header.groups.length, "group")}; ${counted(header.left, "region")} in no group.`;
   for (const [kind, sign] of [["for", 1], ["against", -1]]) {
     const groups = header.groups.filter(({ bits }) => sign * bits > 0);
     byId(kind).replaceChildren(...groups.map((one) => group(one, header.photos, arrays)));

@@ -22,10 +22,12 @@ async function readBlock(id) {
   return { header, arrays };
 }
 
-function readArray(content, start, { type, shape, offset }) {
+function readArray(content, start, { type, shape, offset, scales }) {
   const count = shape.reduce((product, side) => product * side, 1);
   const plain = new ARRAYS[type](content, start + offset, count);
-  return type === "float16" ? Float32Array.from(plain, fromHalf) : plain;
+  if (type !== "float16") return plain;
+  const length = count / scales.length;
+  return Float64Array.from(plain, (bits, i) => fromHalf(bits) * scales[Math.floor(i / length)]);
 }
 
 // A 16-bit number: a sign, 5 bits of exponent, 10 of fraction.

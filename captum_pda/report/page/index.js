@@ -85,7 +85,7 @@ async function start() {
     const chosen = cards.filter(({ number }) => wanted(entries[number]));
     chosen.sort((a, b) => order(entries[a.number], entries[b.number]) || a.number - b.number);
     byId("photos").replaceChildren(...chosen);
-    const all = `${entries.length} photo${entries.length === 1 ? "" : "s"}`;
+    const all = counted(entries.length, "photo");
     byId("count").textContent = chosen.length === entries.length ? all : `${chosen.length} of ${all}`;
   };
   byId("choices").addEventListener("input", show);

@@ -23,6 +23,11 @@ function short(value) {
   return value >= 1e5 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
 }
 
+// "1 photo", "12 photos".
+function counted(number, one) {
+  return `${number} ${one}${number === 1 ? "" : "s"}`;
+}
+
 // Text of any direction, kept apart from the words around it.
 function isolated(name) {
   return `\u2068${name}\u2069`;

@@ -1,6 +1,7 @@
 // What is looked at: the choices made, and everything that follows from them.
 
 const SHOWN = 5; // how many regions are listed for and against
+const LEAST_BITS = 0.01; // regions of fewer bits are not listed
 const MOST_KEPT = 100; // how many maps are remembered
 
 class View {
@@ -41,7 +42,8 @@ class View {
     this.fitted = this.fittedScale() || 1;
     this.scale = this.choice.held || this.fitted;
     this.regions = this.pointable().map((group) => this.valuesOf(group));
-    this.listed = strongest(this.regions, SHOWN, this.choice.threshold);
+    const least = this.measure.unit === "bits" ? LEAST_BITS : 0;
+    this.listed = strongest(this.regions, SHOWN, Math.max(this.choice.threshold, least));
     if (this.selected) this.keepSelected();
   }
 
