@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -65,7 +64,6 @@ def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, 
 
 def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task:
     """Look at what the model says when all is seen, and when nothing is."""
-    start = time.perf_counter()
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
         outputs = parts[0].depth.call.unperturbed()
@@ -74,10 +72,8 @@ def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task
         reader = Reader(readout, shape)
         if not request.all_outputs:
             reader = Reader.of_target(readout, request.target, len(outputs), shape)
-    # Reading the outputs has waited for the device.
-    seconds_per_pass = (time.perf_counter() - start) / len(outputs)
     seen = reader.read(outputs)
-    task = Task(parts, reader, seen, (seen,) * len(parts), seconds_per_pass)
+    task = Task(parts, reader, seen, (seen,) * len(parts), parts[0].depth.call.seconds_per_pass)
     return replace(task, references=_references(task))
 
 
