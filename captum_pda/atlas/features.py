@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from captum_pda.evidence.strongest import StrongWindow
+from captum_pda.prediction.evaluation_mode import evaluation_mode
 from captum_pda.prediction.find_layer import NoFeatureMapError, last_feature_map
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.model_call import ModelCall
 
 Vector = npt.NDArray[np.float32]
 

@@ -22,6 +22,15 @@ def all_finite(values: Tensor) -> bool:
     return is_true(torch.isfinite(values).all())
 
 
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and values; NaN equals NaN."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    if torch.equal(one, other):
+        return True
+    return is_true(((one == other) | ((one != one) & (other != other))).all())
+
+
 def wait(values: Tensor) -> None:
     """Wait until the device has worked these out."""
     all_finite(values)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.evaluation_mode import evaluation_mode
+from captum_pda.prediction.model_call import ModelCall
 
 #: Rounding may move outputs by so many units in the last place, of their largest value; in half
 #: precision by this share of it.
@@ -102,7 +103,7 @@ def record_of(
     if forward_func is not None:
         batch = example.inputs.unsqueeze(0)
         with torch.no_grad(), evaluation_mode(forward_func), _same_noise(batch.device):
-            outputs = ModelCall(forward_func, (batch,), arguments).unperturbed()[0]
+            outputs = ModelCall(forward_func, (batch,), arguments).as_given()[0]
         outputs = outputs.detach().cpu()
     return Record(fingerprint(example.inputs), target, outputs, example.source)
 

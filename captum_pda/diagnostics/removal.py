@@ -13,9 +13,10 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.basics import device_sync
 from captum_pda.engines import BatchLoop, BatchSize
+from captum_pda.prediction.evaluation_mode import evaluation_mode
 from captum_pda.prediction.inputs import check_choice, check_count, check_images
 from captum_pda.prediction.measures import measure_for
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.prediction.targets import watched_columns
 

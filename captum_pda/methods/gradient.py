@@ -24,9 +24,10 @@ from captum_pda.evidence.window_evidence import to_attribution
 from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
+from captum_pda.prediction.evaluation_mode import evaluation_mode
 from captum_pda.prediction.inputs import check_choice, check_inputs
 from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import evaluation_mode, run_as_given
+from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS, Readout
 from captum_pda.priors import PatchPrior
@@ -143,8 +144,12 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         """The gradient of each example's measured prediction with respect to its inputs."""
 
+        call = ModelCall(self.forward_func, tensors, additional_forward_args)
+        found: list[Tensor] = []
+
         def measured(*arguments: Any) -> Tensor:
-            outputs = run_as_given(self.forward_func, arguments, len(tensors))
+            outputs = call.as_given(*arguments)
+            found.append(outputs.detach())
             readout = Readout.of(self.output, outputs.detach())
             reader = Reader.of_target(readout, target, len(outputs), tuple(outputs.shape[1:]))
             scores = reader.read(outputs)
@@ -156,7 +161,12 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         # Copies that can carry gradients, whatever mode the caller is in.
         with torch.inference_mode(False), evaluation_mode(self.forward_func):
             leaves = tuple(tensor.clone().requires_grad_() for tensor in tensors)
-            return input_gradients(self.gradient_func, measured, leaves, additional)
+            gradients = input_gradients(self.gradient_func, measured, leaves, additional)
+            with torch.no_grad():
+                is_settled = call.check_batch(found[-1])
+            if not is_settled:
+                gradients = input_gradients(self.gradient_func, measured, leaves, additional)
+            return gradients
 
     def _combine(
         self, gradient: Tensor, tensor: Tensor, sizes: tuple[Regions, ...], pixelwise: bool

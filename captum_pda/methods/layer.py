@@ -199,6 +199,7 @@ def layer_call(
 ) -> LayerCall:
     """The model as a function of a layer's feature maps; of its last one, where none is named."""
     with torch.no_grad():
+        call.unperturbed()  # says what is wrong with the inputs, before a layer is looked for
         if layer is not None:
             return LayerCall(call, named_layer(forward_func, layer, at_input))
         found = last_feature_map(forward_func, call)
@@ -223,8 +224,8 @@ def layer_report(call: LayerCall) -> EngineReport:
         return EngineReport("dense", f"only what follows {name} is run for each copy")
     return EngineReport(
         "dense",
-        f"the whole model is run for each copy, since it joins what {name} returns with earlier "
-        "tensors",
+        f"the whole model is run for each copy, since it looks at its batch, or joins what {name} "
+        "returns with earlier tensors",
     )
 
 

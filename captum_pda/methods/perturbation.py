@@ -37,9 +37,10 @@ from captum_pda.execution.resolve import (
 )
 from captum_pda.execution.sampling import Sampling
 from captum_pda.execution.task import Depth, Execution, Part
+from captum_pda.prediction.evaluation_mode import evaluation_mode
 from captum_pda.prediction.inputs import check_choice, check_count, check_inputs
 from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import ModelCall, evaluation_mode
+from captum_pda.prediction.model_call import ModelCall
 from captum_pda.prediction.reader import Reader
 from captum_pda.prediction.readout import OUTPUTS
 from captum_pda.priors import PatchPrior

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_pda.basics import device_sync
-from captum_pda.prediction.layer_call import Layer, LayerCall, unit_of_rounding, with_noise
+from captum_pda.prediction.layer_call import Layer, LayerCall, with_noise
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, in_proportion, map_layout
 from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.outputs import one_row_each, scores_of
+from captum_pda.prediction.outputs import one_row_each, scores_of, unit_of_rounding
 
 #: A map of fewer places hardly tells one place of the input from another.
 ENOUGH_PLACES = 16
@@ -128,12 +128,6 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[_Candidate]:
         and values is not outputs
         and (layout := _layout(values, space, tokens)) is not None
     ]
-
-
-def _keep(
-    returned: list[tuple[str, nn.Module, Any]], name: str, module: nn.Module, values: Any
-) -> None:
-    returned.append((name, module, values))
 
 
 def _is_tensor(values: Any, dims: int) -> bool:

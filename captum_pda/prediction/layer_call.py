@@ -10,18 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_pda.basics import device_sync
 from captum_pda.prediction.layer_hooks import exchanged
 from captum_pda.prediction.map_layout import MapLayout, map_layout
 from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.outputs import one_row_each
+from captum_pda.prediction.outputs import agree, one_row_each
 from captum_pda.prediction.repeated_tensor import RepeatedTensor
 
 #: How what comes before the layer can be run: on a single copy; on a batch that is computed on one
 #: of its rows; and on all copies.
 WAYS = ("one copy", "one row", "all")
-#: Differences of this many units of rounding are no surprise; half precision is coarse enough.
-ROUNDINGS, AT_MOST = 1e3, 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +60,12 @@ class LayerCall:
         self._call = call
         self.layer = layer
         returned: list[Any] = []
+        n_passes = len(call.given[0]) if call.one_at_a_time else 1
         with exchanged(layer.module, layer.at_input, partial(_keep, returned)) as visits:
-            self._outputs = call.unperturbed()
-        if visits.count != 1:
-            raise ValueError(_called_otherwise(layer, visits.count))
-        values = returned[0]
+            self._outputs = call.as_given()
+        if visits.count != n_passes:
+            raise ValueError(_called_otherwise(layer, visits.count // n_passes))
+        values = _joined(returned)
         self.is_tuple = isinstance(values, tuple | list) and not (
             layer.at_input and len(values) == 1
         )
@@ -87,6 +85,8 @@ class LayerCall:
         self.inputs = tuple(
             layout.to_map(items[place]).contiguous() for place, layout in self._maps
         )
+        #: Not of the whole model, which is slower than what follows the layer.
+        self.seconds_per_pass = 0.0
         self._one_row_came = False
         self.way = self._cheapest_way()
 
@@ -110,6 +110,8 @@ class LayerCall:
         return partial(self._run, self.way, example, position)
 
     def _run(self, way: str, example: int, position: int, maps: Tensor) -> Tensor:
+        if self._call.one_at_a_time and len(maps) > 1:
+            return torch.cat([self._run(way, example, position, each[None]) for each in maps])
         exchange = partial(self._exchange, position, maps)
         n_copies = 1 if way == "one copy" else len(maps)
         with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
@@ -133,6 +135,8 @@ class LayerCall:
 
     def _cheapest_way(self) -> str:
         """The first of WAYS in which the model gives the outputs of three copies run as a whole."""
+        if self._call.one_at_a_time:
+            return WAYS[-1]
         with torch.no_grad():
             copies = with_noise(self.inputs[0][:1], 3)
             expected = self._run("all", 0, 0, copies.clone())
@@ -143,26 +147,9 @@ class LayerCall:
                     continue
                 # All rows that come to the layer were computed: nothing would be saved.
                 in_vain = way == "one row" and not self._one_row_came
-                if not in_vain and _agree(outputs, expected):
+                if not in_vain and agree(outputs, expected):
                     return way
         return WAYS[-1]
-
-
-def _agree(outputs: Tensor, expected: Tensor) -> bool:
-    """Whether outputs differ by no more than rounding."""
-    if outputs.shape != expected.shape:
-        return False
-    tolerance = min(ROUNDINGS * unit_of_rounding(expected), AT_MOST)
-    size = device_sync.as_float(torch.nan_to_num(expected, 0, 0, 0).abs().max())
-    close = torch.isclose(outputs, expected, 0, tolerance * size, equal_nan=True)
-    return device_sync.is_true(close.all())
-
-
-def unit_of_rounding(outputs: Tensor) -> float:
-    """How coarsely a model's outputs are rounded, as a share of their size."""
-    kind = outputs.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else outputs.dtype
-    return torch.finfo(dtype).eps
 
 
 def with_noise(maps: Tensor, n_copies: int) -> Tensor:
@@ -179,6 +166,16 @@ def _keep(returned: list[Any], values: Any) -> None:
         returned.append([item.clone() if isinstance(item, Tensor) else item for item in values])
     else:
         returned.append(values.clone() if isinstance(values, Tensor) else values)
+
+
+def _joined(passes: list[Any]) -> Any:
+    """What a layer returned in several passes, as if it had been one."""
+    if len(passes) == 1 or isinstance(passes[0], Tensor):
+        return passes[0] if len(passes) == 1 else torch.cat(passes)
+    return [
+        torch.cat(items) if isinstance(items[0], Tensor) and items[0].dim() > 0 else items[0]
+        for items in zip(*passes, strict=True)
+    ]
 
 
 def _layout(item: Any, n_examples: int, space: tuple[int, ...]) -> MapLayout | None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
+from captum_pda.basics import device_sync
+
+#: Differences of this many units of rounding are no surprise; half precision is coarse enough.
+ROUNDINGS, AT_MOST = 1e3, 0.05
 #: What models call their scores: Hugging Face's, and torchvision's for segmentation.
 NAMES = ("logits", "out")
 
@@ -60,6 +65,38 @@ def one_row_each(outputs: object, n_rows: int) -> Tensor:
             "dimension must be the batch"
         )
     return scores
+
+
+def agree(outputs: Tensor, expected: Tensor, beside: Tensor | None = None) -> bool:
+    """Whether outputs differ by no more than rounding, for their size and that of others."""
+    return differ_by_less(
+        outputs, expected, min(ROUNDINGS * unit_of_rounding(expected), AT_MOST), beside
+    )
+
+
+def differ_by_less(
+    outputs: Tensor, expected: Tensor, share: float, beside: Tensor | None = None
+) -> bool:
+    """Whether outputs differ by no more than this share of the largest of them, or of others."""
+    if outputs.shape != expected.shape:
+        return False
+    size = _largest(expected) if beside is None else torch.max(_largest(expected), _largest(beside))
+    is_same = (outputs == expected) | (outputs.isnan() & expected.isnan())
+    close = is_same | ((outputs - expected).abs() <= share * size)
+    return device_sync.is_true(close.all())
+
+
+def _largest(outputs: Tensor) -> Tensor:
+    """The largest finite value, without its sign."""
+    finite = torch.nan_to_num(outputs.detach(), 0, 0, 0).abs()
+    return finite.to(torch.promote_types(outputs.dtype, torch.float32)).max()
+
+
+def unit_of_rounding(outputs: Tensor) -> float:
+    """How coarsely a model's outputs are rounded, as a share of their size."""
+    kind = outputs.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else outputs.dtype
+    return torch.finfo(dtype).eps
 
 
 def _attributes(names: Iterable[str]) -> dict[str, str]:

@@ -27,6 +27,7 @@ from captum_pda import (
     strongest_windows,
 )
 from captum_pda.basics import device_sync
+from captum_pda.prediction import model_call
 from captum_pda.report import write_report
 from captum_pda.visualization import visualize_evidence
 
@@ -244,6 +245,8 @@ def graphics_card(monkeypatch):
     monkeypatch.setattr(device_sync, "all_finite", lambda *_: True)
     monkeypatch.setattr(device_sync, "is_true", lambda *_: False)
     monkeypatch.setattr(device_sync, "as_float", lambda *_: 0.0)
+    for compare in ("agree", "same_random_state"):
+        monkeypatch.setattr(model_call, compare, lambda *_: True)
     monkeypatch.setattr(device_sync, "generator_for", lambda *_: torch.Generator())
     with FakeTensorMode(allow_non_fake_inputs=False):
         try:
