@@ -13,6 +13,7 @@ from captum_pda.diagnostics.agreement import (
 from captum_pda.diagnostics.conditional_mean import ConditionalMeanError, conditional_mean_error
 from captum_pda.diagnostics.convergence import SamplingConvergence, sampling_convergence
 from captum_pda.diagnostics.faithfulness import FaithfulnessCurves, faithfulness_curves
+from captum_pda.diagnostics.prior_quality import PriorQuality, prior_quality
 from captum_pda.diagnostics.relevance_gain import (
     SymmetricRelevanceGain,
     symmetric_relevance_gain,
@@ -29,6 +30,7 @@ __all__ = [
     "MapAgreement",
     "MeanFill",
     "PriorFill",
+    "PriorQuality",
     "SamplingConvergence",
     "SomeWindows",
     "SymmetricRelevanceGain",
@@ -37,6 +39,7 @@ __all__ = [
     "conditional_mean_error",
     "faithfulness_curves",
     "map_agreement",
+    "prior_quality",
     "sampling_convergence",
     "symmetric_relevance_gain",
 ]

@@ -1,0 +1,167 @@
+"""How good a prior is: how near its fills are to the truth, and how much of the class they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_pda._captum import TargetType
+from captum_pda.basics import device_sync
+from captum_pda.diagnostics.removal import RemovalModel
+from captum_pda.evidence.self_test import hidden_copies
+from captum_pda.prediction.inputs import check_count, check_images
+from captum_pda.priors import prior_for
+from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.protocol import Regions
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PriorQuality:
+    """How well a prior fills regions of some images.
+
+    Args:
+        error: the root mean square error of the conditional mean at the pixels of each image, each
+            hidden with its region, in units of the input, (N,).
+        spread: the standard deviation of each image, which the mean colour would have as its error,
+            (N,).
+        shares: which share of the regions was hidden at random, (K,).
+        surviving: the probability of the class then as a share of that with everything seen, (N,
+            K); None without a model.
+    """
+
+    error: Tensor
+    spread: Tensor
+    shares: tuple[float, ...]
+    surviving: Tensor | None
+
+    def __str__(self) -> str:
+        error, spread = float(self.error.mean()), float(self.spread.mean())
+        words = (
+            f"{len(self.error)} images: root mean square error {error:.3g} "
+            f"({error / (spread or 1):.0%} of the images' standard deviation)"
+        )
+        if self.surviving is not None:
+            means = self.surviving.mean(dim=0).tolist()
+            kept = ", ".join(
+                f"{mean:.0%} without {share:.0%}"
+                for share, mean in zip(self.shares, means, strict=True)
+            )
+            words += f"; of the class's probability survive {kept} of the regions"
+        return words
+
+    __repr__ = __str__
+
+
+def prior_quality(
+    prior: Any,
+    inputs: Tensor,
+    forward_func: Callable[..., Any] | None = None,
+    target: TargetType = None,
+    *,
+    shares: Sequence[float] = (0.1, 0.3, 0.5),
+    n_draws: int = 4,
+    additional_forward_args: object = None,
+    output: str = "logits",
+    perturbations_per_eval: int | None = None,
+    generator: torch.Generator | None = None,
+    **regions: Any,
+) -> PriorQuality:
+    """Measure a prior on one's own images, with one's own model.
+
+    The error says how well the prior guesses what it hides. It must not have seen these images: one
+    that was fitted to them guesses too well. What survives of the class when random regions are
+    hidden says how little the fills themselves disturb the model: a fill that the model takes for
+    something else lowers the probability, whichever regions are hidden.
+
+    Args:
+        prior: with a method ``conditional_mean``; None is the default prior.
+        inputs: (N, C, *space).
+        forward_func: the model; without one only the error is measured.
+        target: as in ``attribute``; None takes the predicted class of each example.
+        shares: which shares of the regions are hidden together.
+        n_draws: how many times regions are drawn for each share.
+        additional_forward_args, output, perturbations_per_eval: as in ``attribute``.
+        generator: draws the regions; without one they are the same in every call.
+        regions: what a region is, as in ``attribute``: ``superpixels``, ``feature_mask``,
+            ``sliding_window_shapes``. Default: 60 superpixels, or windows in small images.
+
+    Example::
+
+        >>> print(diagnostics.prior_quality(GaussianFieldPrior(), images, model))
+        8 images: root mean square error 0.31 (35% of the images' standard deviation); ...
+    """
+    check_images("inputs", inputs)
+    n_draws = check_count("n_draws", n_draws)
+    if not all(0 < share < 1 for share in shares):
+        raise ValueError(f"shares={tuple(shares)!r} must lie between 0 and 1")
+    inputs = inputs.detach()
+    ((kinds,),) = (RegionChoice(**regions).resolve((inputs,))["full"],)
+    # Of several sizes the middle one, which is 60 superpixels by default.
+    chosen = kinds[len(kinds) // 2]
+    errors = torch.stack([_error(prior, image, chosen, n) for n, image in enumerate(inputs)])
+    spread = inputs.flatten(2).std(dim=2).square().mean(dim=1).sqrt()
+    if forward_func is None:
+        return PriorQuality(errors, spread, tuple(shares), None)
+    draws = np.random.default_rng(0 if generator is None else device_sync.draw_seed(generator))
+    model = RemovalModel(
+        forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval
+    )
+    surviving = []
+    with model.examples() as examples:
+        for number, example in enumerate(examples):
+            masks = _random_masks(chosen, number, shares, n_draws, draws)
+            copies = hidden_copies(inputs[number], masks, prior)
+
+            def some(rows: Tensor, copies: Tensor = copies) -> Tensor:
+                return copies[rows.to(copies.device)]
+
+            found = example.curve(len(copies), some)
+            means = found.reshape(len(shares), n_draws).mean(dim=1)
+            surviving.append(means / example.unchanged())
+    return PriorQuality(errors, spread, tuple(shares), torch.stack(surviving))
+
+
+def _error(prior: Any, image: Tensor, regions: Regions, number: int) -> Tensor:
+    """The root mean square error of each region's conditional mean, over all of their pixels."""
+    total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
+    for windows in regions.boxes(number):
+        fills = prior_for(prior, "conditional_mean").conditional_mean(image, windows)
+        true = image.flatten(1)[:, windows.pixels(image.device)].transpose(0, 1)
+        squares = (fills.flatten(2) - true).square()
+        if windows.hidden is not None:
+            hidden = windows.hidden.flatten(1).to(image.device).unsqueeze(1)
+            squares, count = squares * hidden, count + int(hidden.sum()) * len(image)
+        else:
+            count += squares.numel()
+        total += device_sync.in_double(squares.sum()).cpu()
+    return (total / count).sqrt()
+
+
+def _random_masks(
+    regions: Regions,
+    number: int,
+    shares: Sequence[float],
+    n_draws: int,
+    draws: np.random.Generator,
+) -> Tensor:
+    """Which pixels are hidden with random regions, (shares * draws, *space)."""
+    groups = list(zip(regions.boxes(number), regions.members(number), strict=True))
+    numbers = np.concatenate([members for _, members in groups])
+    masks = torch.zeros(len(shares) * n_draws, *regions.space, dtype=torch.bool, device="cpu")
+    for row in range(len(masks)):
+        count = max(1, round(shares[row // n_draws] * len(numbers)))
+        hidden = set(draws.permutation(numbers)[:count].tolist())
+        flat = masks[row].view(-1)
+        for windows, members in groups:
+            pixels = windows.pixels()
+            for place, member in enumerate(members.tolist()):
+                if member in hidden:
+                    own = pixels[place]
+                    inside = windows.hidden[place].flatten() if windows.hidden is not None else ...
+                    flat[own[inside]] = True
+    return masks
