@@ -119,9 +119,9 @@ def print_errors(rows: dict[str, list[float]], reference: str) -> None:
 
 def accuracy(arguments: argparse.Namespace) -> None:
     """Fills of windows against the true pixels; the stationary covariance is fitted to others."""
-    side, most = (64, 3) if arguments.tiny else (224, 48)
+    side, most = (64, 3) if arguments.tiny else (224, 124)
     images = photos(arguments.photos, side, most)
-    judged, others = images[::2], images[1::2]
+    judged, others = images[:24], images[24:] or images[1:]
     for width in (8,) if arguments.tiny else (16, 32, 64):
         kriging = KrigingFill(others, width)
         fills: dict[str, Fill] = {
@@ -175,7 +175,7 @@ class KrigingFill:
             given, hidden = places[within & near], places[within & (distance <= 0)]
             for channel in range(len(image)):
                 own = self._between(given, given, channel)
-                own[np.diag_indices(len(own))] *= 1 + 1e-4
+                own[np.diag_indices(len(own))] *= 1 + 1e-3
                 known = image[channel].double().numpy()[given[:, 0], given[:, 1]]
                 weights = np.linalg.solve(own, known - float(self.mean[channel]))
                 found = self._between(hidden, given, channel) @ weights + float(self.mean[channel])
@@ -198,7 +198,7 @@ def smooth_blobs(n: int, side: int, seed: int) -> Tensor:
 def data_unlike_photos(mnist: str | None, tiny: bool) -> Iterator[tuple[str, Tensor, Tensor, int]]:
     """Names, images to fit, images kept aside, and the width of windows."""
     if mnist:
-        path = next(Path(mnist).glob("t10k-images*"))
+        path = next(Path(mnist).rglob("t10k-images*"))
         raw = path.read_bytes()
         if path.suffix == ".gz":
             import gzip
@@ -215,9 +215,8 @@ def data_unlike_photos(mnist: str | None, tiny: bool) -> Iterator[tuple[str, Ten
     from skimage import data
 
     grass = torch.from_numpy(data.grass()).float()[None, None] / 255
-    crops = [
-        grass[..., i : i + 64, j : j + 64] for i in range(0, 448, 64) for j in range(0, 448, 64)
-    ]
+    corners = [(i, j) for i in range(0, 448, 64) for j in range(0, 448, 64)]
+    crops = [grass[..., i : i + 64, j : j + 64] for i, j in corners]
     yield "grass", torch.cat(crops[::2]), torch.cat(crops[1::2]), 16
     side = 16 if tiny else 32
     yield "smooth blobs", smooth_blobs(8, side, 0), smooth_blobs(8, side, 1), 8
@@ -257,9 +256,8 @@ def leak(arguments: argparse.Namespace) -> None:
         GaussianPatchPrior(16).fit(x.unsqueeze(0)).conditional_mean(x, small)
         for x in (image, other)
     ]
-    print(
-        f"GaussianPatchPrior fitted to the image, 8x8: {float((fills[0] - fills[1]).abs().max()):.3g}"
-    )
+    change = fills[0] - fills[1]
+    print(f"GaussianPatchPrior fitted to the image, 8x8: {float(change.abs().max()):.3g}")
 
 
 def share(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""How good a prior is: how near its fills are to the truth, and how much of the class they leave."""
+"""How good a prior is: how near its fills are to the truth, how much of the class they leave."""
 
 from __future__ import annotations
 

@@ -86,9 +86,9 @@ class GaussianFieldPrior:
     version = 1
 
     def __init__(self) -> None:
-        #: How far values depend on each other, in pixels; infinite without a fit.
+        #: The length l of the precision 1/l^2 + L + b^2 L^2, in pixels; infinite without a fit.
         self.correlation_length = math.inf
-        #: The width in pixels over which a fitted field is smooth; 0 without a fit.
+        #: The length b of that precision; 0 without a fit.
         self.smoothness = 0.0
         #: The fitted mean of each channel, (C,), and the covariance of the channels of the
         #: differences between neighbouring pixels, (C, C); None without a fit.
