@@ -1,10 +1,7 @@
-"""What the default prior costs for large windows, as ratios of two ways in one run.
+"""What the default prior costs, as its share of a map's time.
 
-python benchmarks/prior.py means     # conditional means of large windows: all of the ring over some
-python benchmarks/prior.py samples   # samples of 56x56 windows, the same
-python benchmarks/prior.py volumes   # 8x8x8 windows in a volume, the same
-python benchmarks/prior.py share     # the prior's share of the default maps
-python benchmarks/prior.py volume-share  # its share of a map of a volume
+python benchmarks/prior.py share         # of the default maps
+python benchmarks/prior.py volume-share  # of a map of a volume
 
 Photos may follow; without any, two that come with scikit-image are used.
 
@@ -26,11 +23,8 @@ import torchvision
 from PIL import Image
 from torch import Tensor
 
-from captum_pda import PDA, EfficientPDA, GaussianPatchPrior, WindowGrid
+from captum_pda import PDA, EfficientPDA, WindowGrid
 from captum_pda.execution.contents import ExampleContents
-from captum_pda.priors import prior_for
-
-MARGIN = 4
 
 
 @dataclass(frozen=True)
@@ -39,19 +33,14 @@ class Scale:
 
     Args:
         side: of the photos.
-        window, stride: of the windows whose means are timed.
-        sampled: the windows that are sampled, as far apart as they are wide.
         volume: the side of a volume, and of its windows.
     """
 
     side: int = 224
-    window: int = 64
-    stride: int = 16
-    sampled: int = 56
     volume: tuple[int, int] = (32, 8)
 
 
-TINY = Scale(40, 16, 12, 16, (8, 2))
+TINY = Scale(40, (8, 2))
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:
@@ -80,51 +69,6 @@ def photos(paths: Iterable[str], side: int) -> dict[str, Tensor]:
     return result
 
 
-def fitted(image: Tensor, window: int, exact: bool) -> GaussianPatchPrior:
-    """The prior of an example's own, given all of the ring or some of it."""
-    prior = GaussianPatchPrior(window + 2 * MARGIN, exact=exact)
-    return prior.fit(image.unsqueeze(0))
-
-
-def means(scale: Scale, paths: list[str]) -> None:
-    """Conditional means, fit included, and their error against the true pixels."""
-    grid = WindowGrid((scale.side,) * 2, (scale.window,) * 2, (scale.stride,) * 2)
-    print(f"{len(grid)} windows of {grid.window}")
-    for name, image in photos(paths, scale.side).items():
-        fills: dict[bool, Tensor] = {}
-
-        def fill(exact: bool, image: Tensor = image, fills: dict[bool, Tensor] = fills) -> None:
-            fills[exact] = fitted(image, scale.window, exact).conditional_mean(image, grid)
-
-        times = {"all": cpu_seconds(lambda: fill(True)), "some": cpu_seconds(lambda: fill(False))}
-        true = image.flatten(1)[:, grid.pixels()].transpose(0, 1).reshape(fills[True].shape)
-        errors = [float((fills[exact] - true).square().mean().sqrt()) for exact in (True, False)]
-        print(
-            f"{name}: {times['all']:.1f} s / {times['some']:.2f} s = "
-            f"{times['all'] / times['some']:.0f}; error {errors[0]:.3f} and {errors[1]:.3f}, "
-            f"ratio {errors[1] / errors[0]:.3f}"
-        )
-
-
-def samples(scale: Scale, paths: list[str]) -> None:
-    """Ten samples of each window, fit included."""
-    window = scale.sampled
-    grid = WindowGrid((scale.side,) * 2, (window,) * 2, (window,) * 2)
-    name, image = next(iter(photos(paths, scale.side).items()))
-
-    def some() -> None:
-        prior_for(None, "sample", image, grid.window).sample(image, grid, 10)
-
-    times = {
-        "all": cpu_seconds(lambda: fitted(image, window, True).sample(image, grid, 10)),
-        "some": cpu_seconds(some),
-    }
-    print(
-        f"{name}, {len(grid)} windows of {grid.window}: {times['all']:.1f} s / "
-        f"{times['some']:.2f} s = {times['all'] / times['some']:.0f}"
-    )
-
-
 def smooth_volume(side: int) -> Tensor:
     """A volume (1, side, side, side) whose power falls as a photo's does."""
     noise = torch.fft.fftn(
@@ -132,23 +76,6 @@ def smooth_volume(side: int) -> Tensor:
     )
     axes = torch.meshgrid(*[torch.fft.fftfreq(side) * side] * 3, indexing="ij")
     return torch.fft.ifftn(noise / (1 + sum(axis**2 for axis in axes))).real.unsqueeze(0)
-
-
-def volumes(scale: Scale, paths: list[str]) -> None:
-    """Conditional means in a volume, fit included."""
-    side, window = scale.volume
-    volume = smooth_volume(side)
-    grid = WindowGrid((side,) * 3, (window,) * 3, (window,) * 3)
-    times = {
-        name: cpu_seconds(
-            lambda exact=exact: fitted(volume, window, exact).conditional_mean(volume, grid)
-        )
-        for name, exact in (("all", True), ("some", False))
-    }
-    print(
-        f"{len(grid)} windows of {grid.window}: {times['all']:.1f} s / {times['some']:.2f} s = "
-        f"{times['all'] / times['some']:.0f}"
-    )
 
 
 def share(scale: Scale, paths: list[str]) -> None:
@@ -228,9 +155,6 @@ def efficientnet_lite0() -> torch.nn.Module:
 
 
 COMMANDS = {
-    "means": means,
-    "samples": samples,
-    "volumes": volumes,
     "share": share,
     "volume-share": volume_share,
 }
