@@ -17,8 +17,8 @@ from captum_pda.basics.errors import CovarianceError, warn_user
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.regions.protocol import Integers, Windows, block_pixels, row_major_steps
 
-#: The most values of a ring, and of a region, that vary together. One place of a region of that
-#: size takes about ten seconds of one core, and 0.6 GB.
+#: The most values of a ring, and of a region, that vary together. At this size the matrices of one
+#: place take 6 seconds of one core for means and 13 for samples, and 1.2 GB while they are made.
 MOST_VALUES = 4096
 #: Values of matrices that are kept between calls (128 MiB in single precision).
 KEPT_VALUES = 2**25
