@@ -96,26 +96,32 @@ class PDA(PerturbationPDA):
         inputs: TensorOrTupleOfTensorsGeneric,
         target: TargetType = None,
         additional_forward_args: object = None,
-        scales: Scales = None,
+        sliding_window_shapes: Extents = None,
         strides: Extents = None,
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        scales: Scales = None,
+        context: str = "both",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
-            inputs, target, additional_forward_args, strides, feature_mask,
-                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``.
-            scales: the sizes of windows in both contexts. Default: in proportion to the input's
+            inputs, target, additional_forward_args, sliding_window_shapes, strides,
+                perturbations_per_eval, show_progress, feature_mask: as in
+                ``EfficientPDA.attribute``. Regions are those of the input; of the feature map,
+                each place is asked by itself.
+            scales: the sizes of windows, in each context. Default: in proportion to the input's
                 shorter side, of 224 pixels 32, 64 and 96 in the full context and the larger two
                 in the empty one.
+            context: which of the first two questions are asked of the input: "full" (what is lost
+                without a region), "empty" (what it says by itself) or "both".
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask)
-        request = Request(inputs, target, additional_forward_args, regions, "both")
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
@@ -124,18 +130,20 @@ class PDA(PerturbationPDA):
         self,
         inputs: Tensor | tuple[Tensor, ...],
         additional_forward_args: object = None,
-        scales: Scales = None,
+        sliding_window_shapes: Extents = None,
         strides: Extents = None,
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        scales: Scales = None,
+        context: str = "both",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
         Arguments as in ``attribute``. Memory grows with regions times outputs.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask)
-        request = Request(inputs, None, additional_forward_args, regions, "both", True)
+        regions = RegionChoice(sliding_window_shapes, strides, scales, feature_mask)
+        request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 
