@@ -77,8 +77,9 @@ class EfficientPDA(PerturbationPDA):
             context: "full" asks what is lost when a region goes and all else is seen; "empty" what
                 it says by itself, with nothing else seen; "both" takes both.
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
-                (1 or N, 1 or C, *space); pixels with one number are hidden together, those of
-                each tensor of a tuple by themselves.
+                (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
+                scikit-image's SLIC returns them; pixels with one number are hidden together, those
+                of each tensor of a tuple by themselves.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
