@@ -58,10 +58,10 @@ class Ranks:
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Some 64-bit integers of each rank, in the order of ranks."""
-        own = torch.tensor([_signed(number) for number in numbers])
+        signed = [_signed(int(number)) for number in numbers]
         if self.count == 1:
-            return [own.tolist()]
-        own = own.to(self.device)
+            return [signed]
+        own = torch.tensor(signed, dtype=torch.int64, device=self.device)
         each = [torch.empty_like(own) for _ in range(self.count)]
         with self._talking():
             dist.all_gather(each, own, group=self.group)

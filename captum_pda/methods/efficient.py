@@ -77,8 +77,9 @@ class EfficientPDA(PerturbationPDA):
             context: "full" asks what is lost when a region goes and all else is seen; "empty" what
                 it says by itself, with nothing else seen; "both" takes both.
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
-                (1 or N, 1 or C, *space); pixels with one number are hidden together, those of
-                each tensor of a tuple by themselves.
+                (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
+                scikit-image's SLIC returns them; pixels with one number are hidden together, those
+                of each tensor of a tuple by themselves.
             superpixels: about how many regions that follow the image (SLIC), such as 60 or
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.

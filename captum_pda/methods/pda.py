@@ -98,27 +98,41 @@ class PDA(PerturbationPDA):
         inputs: TensorOrTupleOfTensorsGeneric,
         target: TargetType = None,
         additional_forward_args: object = None,
-        scales: Scales = None,
+        sliding_window_shapes: Extents = None,
         strides: Extents = None,
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
-        superpixels: Granularities = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        scales: Scales = None,
+        context: str = "both",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
+        effort: str = "standard",
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
         Args:
-            inputs, target, additional_forward_args, strides, feature_mask, superpixels,
-                perturbations_per_eval, show_progress: as in ``EfficientPDA.attribute``. By default
-                about 12, 25, 60, 120 and 250 superpixels in the full context, and the first three
-                in the empty one.
-            scales: the sizes of windows in both contexts.
+            inputs, target, additional_forward_args, sliding_window_shapes, strides,
+                perturbations_per_eval, show_progress, scales, feature_mask, superpixels: as in
+                ``EfficientPDA.attribute``. Regions are those of the input; of the feature map,
+                each place is asked by itself.
+            context: which of the first two questions are asked of the input: "full" (what is lost
+                without a region), "empty" (what it says by itself) or "both".
+            effort: how many passes the default regions take. "standard" has about 12, 25, 60, 120
+                and 250 superpixels in the full context and the first three in the empty one, about
+                600 passes; "quick" the first three in both, about 200.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask, superpixels=superpixels)
-        request = Request(inputs, target, additional_forward_args, regions, "both")
+        regions = RegionChoice(
+            sliding_window_shapes,
+            strides,
+            scales,
+            feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+        )
+        request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
@@ -127,19 +141,29 @@ class PDA(PerturbationPDA):
         self,
         inputs: Tensor | tuple[Tensor, ...],
         additional_forward_args: object = None,
-        scales: Scales = None,
+        sliding_window_shapes: Extents = None,
         strides: Extents = None,
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
-        superpixels: Granularities = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
+        scales: Scales = None,
+        context: str = "both",
+        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+        superpixels: Granularities = None,
+        effort: str = "standard",
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
         Arguments as in ``attribute``. Memory grows with regions times outputs.
         """
-        regions = RegionChoice(None, strides, scales, feature_mask, superpixels=superpixels)
-        request = Request(inputs, None, additional_forward_args, regions, "both", True)
+        regions = RegionChoice(
+            sliding_window_shapes,
+            strides,
+            scales,
+            feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+        )
+        request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 

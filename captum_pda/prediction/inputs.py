@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ def check_inputs(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     if not isinstance(inputs, tuple | Tensor):
         raise TypeError(
             f"inputs must be a tensor or a tuple of tensors, got {type(inputs).__name__}"
+            f"{_next_step(inputs)}"
         )
     tensors = format_tensor_into_tuples(inputs)
     if not tensors:
@@ -60,6 +61,26 @@ def check_inputs(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 "all tensors need the same batch size"
             )
     return tuple(tensor.detach() for tensor in tensors)
+
+
+def _next_step(inputs: object) -> str:
+    """What to pass in the place of something that holds tensors."""
+    if isinstance(inputs, Mapping):
+        names = [str(name) for name, value in inputs.items() if isinstance(value, Tensor)]
+        if not names:
+            return " without a tensor"
+        name = next((name for name in names if _is_image(inputs[name])), names[0])
+        return (
+            f" with {', '.join(names)}. Pass inputs[{name!r}], and a model that takes it by name "
+            f"as a function, such as lambda x: model({name}=x)"
+        )
+    if isinstance(inputs, list):
+        return ". For several inputs pass tuple(inputs), for a list of examples torch.stack(inputs)"
+    return ". Pass torch.as_tensor(inputs)" if hasattr(inputs, "__array__") else ""
+
+
+def _is_image(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and 3 <= value.dim() <= 5
 
 
 def check_images(name: str, images: object) -> Tensor:

@@ -51,6 +51,7 @@ class RegionChoice:
         feature_mask: regions of any shape, as in Captum's FeatureAblation.
         windows: some windows of a WindowGrid only.
         superpixels: how many regions that follow the image, once or several times.
+        effort: how many default regions there are, "quick" or "standard".
     """
 
     sliding_window_shapes: Extents = None
@@ -59,6 +60,7 @@ class RegionChoice:
     feature_mask: Tensor | tuple[Tensor, ...] | None = None
     windows: WindowGrid | tuple[WindowGrid, ...] | None = None
     superpixels: Granularities = None
+    effort: str = "standard"
 
     def resolve(
         self, inputs: tuple[Tensor, ...], contexts: Sequence[str] = ("full",)
@@ -66,6 +68,11 @@ class RegionChoice:
         """The regions of each input tensor in each context; what is the same in two contexts is one
         object. By default superpixels, or windows in proportion to small images."""
         self._check_one_is_given()
+        if self.effort not in GRANULARITIES:
+            raise ValueError(
+                f"effort={self.effort!r} is not known; choose one of "
+                f"{', '.join(map(repr, GRANULARITIES))}, or say what is hidden: superpixels=(25, 60)"
+            )
         if self._is_given:
             return dict.fromkeys(contexts, self._given(inputs))
         steps = _one_each(self.strides, len(inputs), "strides")
@@ -94,10 +101,11 @@ class RegionChoice:
         shape = tuple(tensor.shape)
         if strides is not None or not has_superpixels(shape):
             return default_grids(shape[2:], strides, context)
-        for granularity in GRANULARITIES[context]:
+        granularities = GRANULARITIES[self.effort][context]
+        for granularity in granularities:
             if (number, granularity) not in found:
                 found[number, granularity] = Superpixels(tensor, granularity)
-        return tuple(found[number, granularity] for granularity in GRANULARITIES[context])
+        return tuple(found[number, granularity] for granularity in granularities)
 
     def _given(self, inputs: tuple[Tensor, ...]) -> RegionSets:
         if self.windows is not None:

@@ -128,9 +128,18 @@ class FeatureMaskRegions:
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:
-    """Check a mask, (1 or N, 1 or C, *space) as Captum's FeatureAblation has it, for one tensor."""
+    """Check a mask for one tensor: (1 or N, 1 or C, *space) as Captum's FeatureAblation has it, or
+    one of the shape of the space for all examples, as superpixels come from scikit-image."""
+    if isinstance(mask, np.ndarray):
+        if not np.issubdtype(mask.dtype, np.integer):
+            raise TypeError(f"{name} has dtype {mask.dtype}; give integers, one for each region")
+        mask = torch.from_numpy(mask.astype(np.int64, order="C"))
     if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers, got {type(mask).__name__}")
+        raise TypeError(
+            f"{name} must be a tensor or a NumPy array of integers, got {type(mask).__name__}"
+        )
+    if tuple(mask.shape) == tuple(inputs.shape[2:]):
+        mask = mask[None, None]
     if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {mask.dtype}; give integers, one for each region")
     rows, channels, *space = mask.shape if mask.dim() > 2 else (0, 0)
@@ -138,7 +147,8 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
     if not fits or tuple(space) != tuple(inputs.shape[2:]):
         raise ValueError(
             f"{name} has shape {tuple(mask.shape)} for inputs of {tuple(inputs.shape)}; expected "
-            f"(1 or {len(inputs)}, 1 or {inputs.shape[1]}, *{tuple(inputs.shape[2:])})"
+            f"(1 or {len(inputs)}, 1 or {inputs.shape[1]}, *{tuple(inputs.shape[2:])}), or "
+            f"{tuple(inputs.shape[2:])} for all examples"
         )
     mask = mask.cpu()  # once, since regions are worked out there
     if not bool((mask == mask[:, :1]).all()):

@@ -19,8 +19,12 @@ Granularities: TypeAlias = int | Sequence[int] | None
 
 #: The shorter side from which an image has superpixels by default.
 SMALLEST_SIDE = 64
-#: The default granularities in each context. What a small region says by itself is next to nothing.
-GRANULARITIES = {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)}
+#: The default granularities by effort and context. What a small region says by itself is next to
+#: nothing, and more granularities add nothing (benchmarks/FAITHFULNESS.md).
+GRANULARITIES = {
+    "quick": {"full": (12, 25, 60), "empty": (12, 25, 60)},
+    "standard": {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)},
+}
 #: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
 COMPACTNESS = 0.1
 

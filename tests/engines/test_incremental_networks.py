@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conftest import make_images
 from incremental_checks import both_engines
-from torch import nn
+from torch import Tensor, nn
 from torchvision import models
 
-from captum_pda import WindowGrid
+from captum_pda import ConstantPrior, EfficientPDA, WindowGrid
 
 #: Networks with the extent of their input.
 NETWORKS = {
@@ -96,3 +97,54 @@ def test_efficientnet_lite() -> None:
     torch.manual_seed(0)
     model = lite.EfficientNet.from_name("efficientnet-lite0", image_size=96).eval()
     assert check(settled(model, 96), 96) == {}
+
+
+def nested(maps: Tensor) -> Tensor:
+    """Each copy by itself, as a piece of a nested tensor."""
+    pieces = torch.nested.as_nested_tensor(list(maps.flatten(2).unbind()))
+    return pieces.to_padded_tensor(0.0).reshape(maps.shape)
+
+
+def jagged(maps: Tensor) -> Tensor:
+    rows = list(maps.flatten(2).transpose(1, 2).unbind())
+    pieces = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return torch.stack(list(pieces.unbind())).transpose(1, 2).reshape(maps.shape)
+
+
+def written_at_true(maps: Tensor) -> Tensor:
+    maps = maps.clone()
+    maps[:, True] = maps[:, True] * 2
+    return maps
+
+
+ODD_STEPS = {
+    "x[:, True]": lambda maps: maps[:, True][:, 0],
+    "x[:, False]": lambda maps: maps + maps[:, False].sum(),
+    "x[:, True] = ...": written_at_true,
+    "nested": nested,
+    "nested beside maps": lambda maps: maps + nested(maps),
+    "jagged": jagged,
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("step", ODD_STEPS)
+def test_steps_without_a_rule_go_dense(step: str) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    last = nn.Linear(4, 3)
+
+    def model(x: Tensor) -> Tensor:
+        maps = ODD_STEPS[step](torch.relu(second(torch.relu(first(x)))))
+        return last(maps.mean(dim=(2, 3)))
+
+    for layer in (first, second, last):
+        layer.eval()
+    images = make_images(2, 3, 12, 14).float()
+    maps = [
+        EfficientPDA(model, ConstantPrior(0.0), engine=engine).attribute(
+            images, target=1, sliding_window_shapes=4, strides=2
+        )
+        for engine in ("incremental", "dense")
+    ]
+    torch.testing.assert_close(*maps)

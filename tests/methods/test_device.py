@@ -211,6 +211,16 @@ def test_a_default_device_changes_nothing(case):
     assert torch.equal(actual.held, expected)
 
 
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, PDA, LayerPDA, GradientPDA])
+def test_a_default_device_without_values_changes_nothing(method):
+    """As where a model is being built: tensors of no device's are the default."""
+    model, images = make_convolutional(), make_photos()
+    expected = method(model).attribute(images, target=1)
+    with torch.device("meta"):
+        found = method(model).attribute(images, target=1)
+    assert torch.equal(found, expected)
+
+
 def test_values_are_read_back_as_often_for_many_windows_as_for_few(engine):
     model, images = make_convolutional(), make_photos()
     counts = []

@@ -1,7 +1,9 @@
 """Bad input gets an error that names the argument, the value and the next step."""
 
 import math
+from collections import UserDict
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_images
@@ -18,12 +20,20 @@ from captum_pda import (
     WindowEvidence,
 )
 
+PIXEL_VALUES = r"Pass inputs\['pixel_values'\].*lambda x: model\(pixel_values=x\)"
+#: As a processor of HuggingFace returns them.
+MANY_INPUTS = {"attention_mask": torch.ones(1, 9), "pixel_values": torch.zeros(1, 3, 9, 9)}
+
 
 @pytest.mark.parametrize(
     ("inputs", "error", "says"),
     [
         (None, TypeError, "inputs must be a tensor"),
-        ([torch.zeros(1, 3, 9, 9)], TypeError, "tuple of tensors"),
+        ([torch.zeros(1, 3, 9, 9)], TypeError, r"tuple of tensors, got list.*tuple\(inputs\)"),
+        ({"pixel_values": torch.zeros(1, 3, 9, 9)}, TypeError, PIXEL_VALUES),
+        (UserDict(MANY_INPUTS), TypeError, PIXEL_VALUES),
+        ({"path": "cat.jpg"}, TypeError, "got dict without a tensor"),
+        (np.zeros((1, 3, 9, 9)), TypeError, r"torch\.as_tensor\(inputs\)"),
         ((), ValueError, "empty tuple"),
         ((torch.zeros(1, 3, 9, 9), None), TypeError, r"inputs\[1\]"),
         (torch.zeros(1, 3, 9, 9, dtype=torch.uint8), TypeError, r"\.float\(\)"),

@@ -1,5 +1,6 @@
 """PDA: sizes, both contexts and features in one map, and nothing in it that others do not say."""
 
+import inspect
 from collections import OrderedDict
 
 import pytest
@@ -150,3 +151,34 @@ def test_a_layer_that_is_called_input_is_told_from_the_input():
     evidence = PDA(model, "input", PRIOR).evidence(IMAGE, scales=3)
     assert [part.depth for part in evidence.parts] == ["input", "input", "input (layer)"]
     assert len(evidence.at_depth("input").parts) == 2
+
+
+@pytest.mark.parametrize("context", ["full", "empty", "both"])
+@pytest.mark.parametrize("windows", [{"sliding_window_shapes": 4, "strides": 2}, {"scales": 5}, {}])
+def test_the_questions_and_windows_of_the_input_are_those_that_were_asked(context, windows):
+    model = make_classifier()
+    pda = PDA(model, prior=PRIOR)
+    evidence = pda.evidence(IMAGE, context=context, **windows)
+    of_input, of_features = evidence.at_depth("input"), evidence.parts[-1]
+    assert of_features.depth == pda.layer_name
+    alone = EfficientPDA(model, PRIOR).evidence(IMAGE, context=context, **windows)
+    assert [(part.context, len(part.regions)) for part in of_input.parts] == [
+        (part.context, len(part.regions)) for part in alone.parts
+    ]
+    torch.testing.assert_close(of_input.attribution(1), alone.attribution(1))
+    found = pda.attribute(IMAGE, target=1, context=context, **windows)
+    torch.testing.assert_close(found, evidence.attribution(1))
+
+
+def test_both_contexts_are_asked_unless_one_is_named():
+    evidence = PDA(make_classifier(), prior=PRIOR).evidence(IMAGE, sliding_window_shapes=4)
+    assert [part.context for part in evidence.parts] == ["full", "empty", "full"]
+    with pytest.raises(ValueError, match="context='none' is not known; choose one of 'full'"):
+        PDA(make_classifier(), prior=PRIOR).attribute(IMAGE, target=1, context="none")
+
+
+def test_arguments_are_in_the_order_of_the_other_methods():
+    own, others = (
+        list(inspect.signature(method.attribute).parameters) for method in (PDA, EfficientPDA)
+    )
+    assert own == others

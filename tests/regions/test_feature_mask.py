@@ -1,9 +1,11 @@
 """Regions of any shape from a mask: which pixels they hold, and how values come back."""
 
+import numpy as np
 import pytest
 import torch
+from conftest import make_classifier, make_images
 
-from captum_pda import FeatureMaskRegions
+from captum_pda import PDA, FeatureMaskRegions
 from captum_pda.regions.masks import feature_mask_regions
 
 
@@ -54,18 +56,45 @@ def test_regions_of_about_one_size_share_the_shape_of_their_boxes():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        ([[0, 1]], "must be a tensor of integers, got list"),
+        ([[0, 1]], "must be a tensor or a NumPy array of integers, got list"),
         (torch.zeros(1, 1, 4, 5), "dtype torch.float32; give integers"),
         (torch.zeros(1, 1, 4, 5).bool(), "dtype torch.bool; give integers"),
         (torch.zeros(3, 1, 4, 5).long(), r"expected \(1 or 2, 1 or 3, \*\(4, 5\)\)"),
         (torch.zeros(1, 2, 4, 5).long(), r"shape \(1, 2, 4, 5\) for inputs of \(2, 3, 4, 5\)"),
-        (torch.zeros(4, 5).long(), r"shape \(4, 5\)"),
+        (torch.zeros(5, 4).long(), r"shape \(5, 4\).*or \(4, 5\) for all examples"),
+        (np.zeros((4, 5)), "dtype float64; give integers"),
+        (np.zeros((4, 5), dtype=bool), "dtype bool; give integers"),
         (torch.arange(3).reshape(1, 3, 1, 1).expand(1, 3, 4, 5), "one channel than in another"),
     ],
 )
 def test_a_mask_that_cannot_be_meant_is_refused_by_name(mask, message):
     with pytest.raises((TypeError, ValueError), match=message):
         feature_mask_regions(mask, torch.zeros(2, 3, 4, 5), "feature_mask")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize("space", [(20,), (4, 5), (2, 2, 5)])
+def test_a_mask_of_the_space_serves_all_examples_as_an_array_or_a_tensor(space, dtype):
+    numbers = (np.arange(20).reshape(space) // 3).astype(dtype)
+    numbers.setflags(write=False)
+    images = torch.zeros(2, 3, *space)
+    whole = torch.from_numpy(numbers.astype(np.int64))[None, None]
+    expected = feature_mask_regions(whole, images, "feature_mask")
+    turned = np.flip(np.flip(numbers, 0).copy(), 0)
+    for mask in (numbers, turned, numbers[None, None], whole[0, 0]):
+        found = feature_mask_regions(mask, images, "feature_mask")
+        assert found.settings() == expected.settings()
+
+
+def test_superpixels_of_scikit_image_are_a_mask_as_they_are():
+    segmentation = pytest.importorskip("skimage.segmentation")
+    image = make_images(1, 3, 20, 22)
+    picture = image[0].permute(1, 2, 0).numpy()
+    superpixels = segmentation.slic(picture, n_segments=12, start_label=1)
+    found = PDA(make_classifier()).attribute(image, target=1, feature_mask=superpixels)
+    whole = torch.from_numpy(superpixels)[None, None]
+    expected = PDA(make_classifier()).attribute(image, target=1, feature_mask=whole)
+    torch.testing.assert_close(found, expected)
 
 
 def test_settings_tell_masks_apart_but_not_copies_of_one():

@@ -195,16 +195,20 @@ class PassFollower:
             self._expose(call)
         result = self._call(call)
         for leaf in leaves(result):
-            if not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
+            # A nested tensor has no shape that copies could be followed in.
+            is_nested = isinstance(leaf, Tensor) and leaf.is_nested
+            if is_nested or not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
                 self._state.leaked = True
                 if not isinstance(leaf, NUMBERS):
                     self._expose(call)
         known = {id(tensor.held): tensor for tensor in call.tensors}
-        wrapped = replace(
-            result,
-            Tensor,
-            lambda made: known[id(made)] if id(made) in known else self.perturbed(made),
-        )
+
+        def follow(made: Tensor) -> Tensor:
+            if made.is_nested or id(made) in known:
+                return known.get(id(made), made)
+            return self.perturbed(made)
+
+        wrapped = replace(result, Tensor, follow)
         for made in find([wrapped], PerturbedTensor):
             for tensor in call.tensors:
                 if made is not tensor and _hold_the_same(made, tensor):

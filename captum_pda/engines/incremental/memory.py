@@ -31,7 +31,7 @@ def same_memory(one: Tensor, other: Tensor) -> bool:
 def lets_out(result: Any, memory: Tensor) -> bool:
     """Whether a result leads to some memory: as a view, or in a form of its own."""
     for leaf in leaves(result):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and not leaf.is_nested:
             if same_memory(leaf, memory):
                 return True
         elif not (leaf is None or isinstance(leaf, (*NUMBERS, *HARMLESS))):

@@ -102,7 +102,9 @@ def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim:
 def index(state: PassState, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
     """Some channels: ``x[:, 3]``, ``x[:, :8]`` and the like."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    if not all(isinstance(part, int | slice) or part is Ellipsis for part in keys):
+    plain = (isinstance(part, int | slice) or part is Ellipsis for part in keys)
+    # True and False are integers to Python, and masks to PyTorch.
+    if not all(plain) or any(isinstance(part, bool) for part in keys):
         raise NoRule("it picks by more than numbers and slices")
     if keys.count(Ellipsis) > 1:
         raise NoRule("it picks by more than numbers and slices")
