@@ -13,6 +13,7 @@ from PIL import Image
 from report_pages import LABELS, TITLE, make_evidence, make_report
 
 from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
+from captum_pda.prediction.measures import Measure
 from captum_pda.report import ReportOptions, write_report
 from captum_pda.report.block import Block, unpack
 from captum_pda.report.page_file import read_block
@@ -121,8 +122,21 @@ def test_many_small_windows_stay_under_three_megabytes(tmp_path):
     assert path.stat().st_size < 3_200_000
 
 
-def test_standard_errors_are_those_of_the_evidence(tmp_path):
-    pda = SampledPDA(make_classifier(), engine="dense")
+class InverseOdds(Measure):
+    """(1 - p) / p, which falls as the score rises."""
+
+    name, label, unit = "inverse_odds", "inverse odds", "of odds"
+
+    def value(self, scores):
+        return (-scores).exp()
+
+    def slope(self, scores):
+        return -(-scores).exp()
+
+
+@pytest.mark.parametrize("measure", ["weight_of_evidence", "inverse_odds"])
+def test_standard_errors_are_those_of_the_evidence(tmp_path, measure):
+    pda = SampledPDA(make_classifier(), measure=measure, engine="dense")
     image = make_images(1, 3, 16, 16)
     generator = torch.Generator().manual_seed(0)
     evidence = pda.evidence(
@@ -133,6 +147,7 @@ def test_standard_errors_are_those_of_the_evidence(tmp_path):
     kept = header["methods"][0]["groups"][0]["parts"][0]
     expected = evidence.standard_error(header["classes"][1])[0]
     np.testing.assert_allclose(arrays[kept["errors"]][1], expected, rtol=1e-5)
+    assert (expected > 0).all()
     assert kept["drawn"] == 4
 
 
