@@ -7,7 +7,6 @@ from functools import partial
 from itertools import chain
 from operator import itemgetter
 
-from captum_pda.basics.kept_memory import kept_memory
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
@@ -118,7 +117,7 @@ class Run:
         )
         warns = execution.ranks.rank == 0
         bar_of_all = ProgressBar(total, execution.title, task.seconds_per_pass, warns)
-        with kept_memory(), bar_of_all as bar:
+        with bar_of_all as bar:
             for scene in task.scenes():
                 own = {number: chunks[number] for number in scene.parts if chunks[number]}
                 if not own:
