@@ -7,6 +7,7 @@ import functools
 import hashlib
 import sys
 import types
+import zlib
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -73,6 +74,64 @@ def own_code(value: Any) -> dict[str, object]:
 def weights_fingerprint(model: nn.Module) -> str:
     """A hash of a model's class and its weights, whatever else it keeps of its last pass."""
     return fingerprint((_name(type(model)), dict(model.state_dict())))
+
+
+def weights_checksum(model: Any) -> int:
+    """A number that differs where the weights of the modules in ``model`` differ.
+
+    It is the sum of their bits, which costs one pass over them on their own device, and is the same
+    on every kind of device. Sparse and quantised tensors are not read.
+    """
+    sums: list[object] = []
+    for module in modules_in(model):
+        for values in module.state_dict().values():
+            if not isinstance(values, Tensor) or values.layout is not torch.strided:
+                continue
+            if values.is_quantized or values.is_meta:
+                continue
+            plain = values.detach().clone(memory_format=torch.contiguous_format)
+            bits = plain.reshape(-1).view(torch.uint8)
+            rest = len(bits) % 8
+            total = (
+                bits[: len(bits) - rest].view(torch.int64).sum() + bits[len(bits) - rest :].sum()
+            )
+            sums.append((tuple(values.shape), str(values.dtype), int(total)))
+    return zlib.crc32(repr(sums).encode())
+
+
+def modules_in(model: Any, steps: int = 4) -> list[nn.Module]:
+    """The modules that a model is made of, as far as one can see: itself; the owner of a method;
+    what a function encloses, has for defaults or names globally; the arguments of a ``partial``;
+    the attributes of another callable. Each of these is a step."""
+    if isinstance(model, nn.Module):
+        return [model]
+    if steps == 0 or isinstance(model, type | types.ModuleType):
+        return []
+    parts: list[Any] = []
+    if isinstance(model, functools.partial):
+        parts = [model.func, *model.args, *model.keywords.values()]
+    elif isinstance(model, types.MethodType):
+        parts = [model.__self__, model.__func__]
+    elif isinstance(model, types.FunctionType):
+        known = [name for name in model.__code__.co_names if name in model.__globals__]
+        parts = [model.__globals__[name] for name in known] + list(model.__defaults__ or ())
+        parts += (model.__kwdefaults__ or {}).values()
+        parts += [_content(cell) for cell in model.__closure__ or ()]
+    elif isinstance(model, tuple | list):
+        parts = list(model)
+    elif isinstance(model, Mapping):
+        parts = list(model.values())
+    elif callable(model):
+        parts = list(getattr(model, "__dict__", {}).values())
+    found = [module for part in parts for module in modules_in(part, steps - 1)]
+    return list(dict.fromkeys(found))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing in it yet
+        return None
 
 
 def opaque_parts(value: Any) -> list[str]:
@@ -148,10 +207,7 @@ class _Walk:
         self._add_code(function.__code__, function.__doc__)
         self._add_globals(function)
         for cell in function.__closure__ or ():
-            try:
-                self._add(cell.cell_contents)
-            except ValueError:  # nothing in it yet
-                self._say("empty")
+            self._add(_content(cell))
 
     def _add_code(self, code: types.CodeType, documentation: str | None = None) -> None:
         self._add((code.co_code, code.co_names))

@@ -168,7 +168,8 @@ class PreparedAuto:
         """What windows of another size have taught. Larger windows leave the incremental engine
         less to save: so where it failed or was no faster, it is not for larger ones either, and
         where it was faster, it is for smaller ones and for those a little larger."""
-        for (*kind, other), report in self._auto.choices.items():
+        # A copy, since another thread may add a choice meanwhile.
+        for (*kind, other), report in self._auto.choices.copy().items():
             if tuple(kind) != self._kind:
                 continue
             if all(map(operator.le, other, window)):

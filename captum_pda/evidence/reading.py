@@ -56,7 +56,7 @@ class Reading:
                 "a sum over a region has no standard error here: its outputs err together; ask for "
                 "one output of it"
             )
-        return (picked * self.measure.slope(self.pick(scores, target))).squeeze(2)
+        return self.measure.error(picked, self.pick(scores, target)).squeeze(2)
 
     def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
         """The columns of (N, W, columns) scores that are explained: one, or those of a region."""

@@ -8,7 +8,6 @@ from operator import itemgetter
 
 import torch
 
-from captum_pda.basics.kept_memory import kept_memory
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
@@ -120,7 +119,7 @@ class Run:
         )
         warns = execution.ranks.rank == 0
         bar_of_all = ProgressBar(total, execution.title, warns)
-        with kept_memory(), bar_of_all as bar:
+        with bar_of_all as bar:
             for scene in task.scenes():
                 chunks = {
                     number: self._chunks(task.parts[number], scene.example, in_batch[number])

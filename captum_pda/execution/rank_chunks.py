@@ -14,13 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from captum_pda.basics.fingerprints import weights_checksum
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.execution.window_scores import WindowScores
+from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
 
 #: Fill values held at once. Chunks depend on nothing but the task, so that the same seed gives
 #: the same draws whatever the batch size.
 VALUES_PER_CHUNK = 2**22
+#: By how much the same model's scores may differ on two kinds of processors, as a share of the
+#: largest: half precision has three digits.
+MODEL_ROUNDING = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,13 +137,50 @@ def agree(task: Sequence[object], inputs: Sequence[Tensor], seed: int, ranks: Ra
         [zlib.crc32(repr(task).encode()), zlib.crc32(repr(contents).encode()), seed]
     )
     for number, what in enumerate(("arguments", "inputs")):
-        if len({numbers[number] for numbers in told}) > 1:
-            raise ValueError(
-                f"the ranks of the process_group were given different {what}; all of them explain "
-                "the same inputs together, so give each the same ones (without a process_group, "
-                "each rank explains its own)"
-            )
+        _check_same(told, number, what)
     return told[0][2]
+
+
+def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> None:
+    """Refuse ranks with different models or priors, which would each return another map.
+
+    Args:
+        model: what is explained; the weights that it holds must be the same bit by bit.
+        prior: its settings must be the same.
+        seen: the model's scores with everything seen, (N, columns), of one shape on all ranks; they
+            may differ by rounding, since ranks may have different processors.
+        ranks: the processes that share the work.
+    """
+    if ranks.count == 1:
+        return
+    with ranks.failing_together():
+        settings = zlib.crc32(repr(prior_settings(prior)).encode())
+        weights = weights_checksum(model)
+    first = ranks.from_rank(0, seen)
+    same = torch.isclose(seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * _size(first))
+    told = ranks.gather([weights, settings, int(same.all())])
+    _check_same(told, 0, "weights of the model")
+    _check_same(told, 1, "priors (such as fitted to different data)")
+    if not all(agrees for _, _, agrees in told):
+        raise ValueError(
+            "the ranks of the process_group get different outputs from their models for the same "
+            "inputs; give all of them the same model in the same state, one that draws no random "
+            "numbers"
+        )
+
+
+def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
+    if len({numbers[number] for numbers in told}) > 1:
+        raise ValueError(
+            f"the ranks of the process_group were given different {what}; all of them explain "
+            "the same inputs together, so give each the same ones (without a process_group, "
+            "each rank explains its own)"
+        )
+
+
+def _size(values: Tensor) -> float:
+    """The largest finite number, by size."""
+    return float(values.abs().nan_to_num(0, 0, 0).max()) if values.numel() else 0.0
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -111,7 +111,9 @@ def resolve_sampling(
         sampling.n_samples,
         tolerance.bound,
     )
-    how = (execution.perturbations_per_eval, reader.readout.output, device)
+    needs = [part.depth.contents.needs for part in task.parts]
+    read = (reader.readout.output, measure.settings())
+    how = (execution.perturbations_per_eval, device, needs, *read)
     seed = agree((*asked, *how), call.given, sampling.seed, ranks)
     return Sampling(sampling.n_samples, seed, sampling.keep_errors, stopping)
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from scipy.special import chdtri
 from torch import Tensor
 
 from captum_pda.prediction.measures import Measure, marginalise
 
 #: A window is first looked at after so many draws, and then after half as many again each time.
 FIRST_LOOK, GROWTH = 5, 1.5
-#: The 5% point of a normal distribution.
-Z = -1.6449
+#: With this confidence is a standard error under the bound once sampling stops.
+CONFIDENCE = 0.95
 
 
 def score_error(scores: Tensor, output: str) -> Tensor:
@@ -64,8 +65,9 @@ class StoppingRule:
     def enough(self, example: int, scores: Tensor) -> Tensor:
         """Which windows need no more than these samples (n, W, columns), (W,)."""
         picked = scores[..., self.columns[example]]
-        slope = self.measure.slope(marginalise(picked, self.output))
-        error = score_error(picked, self.output) * slope
+        error = self.measure.error(
+            score_error(picked, self.output), marginalise(picked, self.output)
+        )
         return error * _upper_limit(len(scores)) <= self.tolerance
 
 
@@ -79,10 +81,5 @@ def looks(n_samples: int) -> Iterator[int]:
 
 
 def _upper_limit(n: int) -> float:
-    """How many times its estimate a standard deviation is at most, with 95% confidence.
-
-    The point of chi-squared is Wilson and Hilferty's, right within 2% from 5 samples on.
-    """
-    degrees = n - 1
-    point = degrees * (1 - 2 / (9 * degrees) + Z * math.sqrt(2 / (9 * degrees))) ** 3
-    return math.sqrt(degrees / point)
+    """How many times its estimate a standard deviation is at most, for n normal samples."""
+    return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))

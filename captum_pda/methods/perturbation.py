@@ -28,6 +28,7 @@ from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.execution.contents import Contents
 from captum_pda.execution.loop import Run
+from captum_pda.execution.rank_chunks import agree_on_model
 from captum_pda.execution.resolve import (
     Request,
     Tolerance,
@@ -179,6 +180,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             with ranks.failing_together():
                 task = resolve_task(self._parts(request), request, self.output)
             sampling = resolve_sampling(task, sampling, tolerance, execution, self.measure)
+            agree_on_model(self.forward_func, self.prior, task.seen, ranks)
             run = Run.of(task, sampling, execution)
             try:
                 with ranks.failing_together():

@@ -65,7 +65,11 @@ class Measure(ABC):
 
     @abstractmethod
     def slope(self, scores: Tensor) -> Tensor:
-        """The derivative of ``value``, by which small errors of scores are multiplied."""
+        """The derivative of ``value``. It may be negative."""
+
+    def error(self, errors: Tensor, scores: Tensor) -> Tensor:
+        """The standard errors of ``value``, from those of the scores, by the delta method."""
+        return errors * self.slope(scores).abs()
 
     def contrast(self, first: Tensor, second: Tensor) -> Tensor:
         """What speaks for one output rather than another, from their scores."""

@@ -21,7 +21,7 @@ Granularities: TypeAlias = int | Sequence[int] | None
 SMALLEST_SIDE = 64
 #: The default granularities by effort and context. What a small region says by itself is next to
 #: nothing, and more granularities add nothing (benchmarks/FAITHFULNESS.md).
-GRANULARITIES = {
+GRANULARITIES: dict[str, dict[str, tuple[int, ...]]] = {
     "quick": {"full": (12, 25, 60), "empty": (12, 25, 60)},
     "standard": {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)},
 }

@@ -121,8 +121,8 @@ class _Adding:
             gained = before - measure.value(scores)
             known["values"] = self._add_values(gained if part.context == "full" else -gained)
         if part.errors is not None:
-            errors = in_double(part.errors[example][:, columns]).T * measure.slope(scores)
-            known["errors"] = self._add_values(errors)
+            errors = in_double(part.errors[example][:, columns]).T
+            known["errors"] = self._add_values(measure.error(errors, scores))
         return known | self._pictures(part)
 
     def _pictures(self, part: EvidencePart) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -240,6 +241,72 @@ def test_ranks_must_be_asked_the_same(pool, what):
     for error in pool(explain_differently, what):
         assert isinstance(error, ValueError)
         assert f"were given different {what}" in str(error)
+
+
+class SlightlyOther:
+    """A prior of the user's own, known by its attributes."""
+
+    def __init__(self, rank: int) -> None:
+        self.values = torch.tensor([0.5 + 1e-3 * rank])
+
+    def conditional_mean(self, example: Tensor, windows: object) -> Tensor:
+        return self.values.to(example).expand(len(windows), 3, *windows.window)
+
+
+class WithAnOffset:
+    """No module, and the same weights on all ranks."""
+
+    def __init__(self, model: nn.Module, offset: float) -> None:
+        self.model, self.offset = model, offset
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.model(x) + self.offset * x.mean((1, 2, 3)).unsqueeze(1) * torch.arange(4)
+
+
+def explain_with_other_weights(rank: int, what: str) -> Tensor:
+    """One weight is larger by a hair on rank 1, or the prior differs, or what the model adds."""
+    model = make_model()
+    other = what in ("module", "function", "method", "object", "partial", "buffer")
+    with torch.no_grad():
+        if other and what != "buffer":
+            model[0].weight.view(-1)[3] += rank * 1e-4
+    if what == "buffer":
+        model.register_buffer("unused", torch.full((3,), float(rank)))
+    models = {
+        "function": lambda x: model(x),
+        "method": model.forward,
+        "object": WithAnOffset(model, 0.0),
+        "partial": functools.partial(lambda model, x: model(x), model),
+        "outputs": WithAnOffset(model, 3.0 * rank),
+    }
+    priors = {
+        "value": ConstantPrior(0.1 * rank),
+        "fit": GaussianPatchPrior(6).fit(make_images(3, 3, 12, 12, seed=rank).float()),
+        "own": SlightlyOther(rank),
+    }
+    pda = EfficientPDA(
+        models.get(what, model),
+        priors.get(what),
+        measure="probability_difference" if rank and what == "measure" else "weight_of_evidence",
+        process_group=group(rank),
+    )
+    return pda.attribute(make_images(1, 3, 9, 11).float(), target=1, **CALL)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        *((what, "different weights") for what in ("module", "function", "method", "object")),
+        *((what, "different weights") for what in ("partial", "buffer")),
+        *((what, "different priors") for what in ("value", "fit", "own")),
+        ("outputs", "different outputs"),
+        ("measure", "different arguments"),
+    ],
+)
+def test_ranks_with_different_models_or_priors_are_refused(pool, what, said):
+    for error in pool(explain_with_other_weights, what):
+        assert isinstance(error, ValueError)
+        assert said in str(error)
 
 
 @pytest.mark.parametrize("made", [lambda g: EfficientPDA(make_model(), process_group=g), Ranks])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -304,3 +306,32 @@ def test_the_report_on_several_contexts_is_that_of_the_most_windows(
     assert sizes[0] >= 130 > max(sizes[1:])
     assert pda.engine_report.reason == "it is faster here"
     assert pda.engine_report.audit.agrees
+
+
+def test_threads_may_share_an_engine() -> None:
+    engine = AutoEngine(patience=float("inf"))
+    failed: list[Exception] = []
+
+    def explain_many_sizes(width: int) -> None:
+        try:
+            for height in range(16, 76):
+                example = torch.zeros(1, 1, height, width)
+                prepared = engine.prepare(lambda x: x.flatten(1)[:, :2], example, BatchSize(64))
+                for size in range(1, 5):
+                    grid = WindowGrid((height, width), (size, size), (1, 2))[:64]
+                    fills = torch.zeros(1, len(grid), 1, size, size)
+                    prepared.scores(grid, fills, lambda outputs: outputs, lambda rows: None)
+        except Exception as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=explain_many_sizes, args=(16 + n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed

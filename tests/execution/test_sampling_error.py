@@ -5,13 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
 from captum_pda.execution.progress import ProgressBar
-from captum_pda.execution.sampling_error import StoppingRule, _upper_limit, looks, score_error
-from captum_pda.prediction.measures import WeightOfEvidence, marginalise
+from captum_pda.execution.sampling_error import StoppingRule, looks, score_error
+from captum_pda.prediction.measures import (
+    Measure,
+    RawDifference,
+    WeightOfEvidence,
+    marginalise,
+)
 
 MEASURED = (
     ("logits", WeightOfEvidence()),
@@ -141,9 +147,48 @@ def test_looks_are_few_and_end_with_the_last_sample(n_samples, expected):
 
 
 @pytest.mark.parametrize(("n", "point"), [(5, 0.7107), (8, 2.1673), (18, 8.6718), (101, 77.929)])
-def test_upper_limit_is_that_of_chi_squared(n, point):
+def test_a_window_stops_at_the_upper_limit_of_its_error(n, point):
     """The 5% points of chi-squared with n - 1 degrees of freedom, from a table."""
-    assert _upper_limit(n) == pytest.approx(((n - 1) / point) ** 0.5, rel=0.02)
+    scores = torch.randn(n, 1, 1, generator=torch.Generator().manual_seed(0)).double()
+    limit = float(score_error(scores, "raw")) * ((n - 1) / point) ** 0.5
+    for tolerance, enough in ((limit * 1.001, True), (limit * 0.999, False)):
+        rule = StoppingRule(tolerance, [0], "raw", RawDifference())
+        assert bool(rule.enough(0, scores)) is enough
+
+
+class Surprise(Measure):
+    """-log p in nats: the less likely, the larger."""
+
+    name, label, unit = "surprise", "surprise (nats)", "nats"
+
+    def value(self, scores):
+        return -F.logsigmoid(scores)
+
+    def slope(self, scores):
+        return -torch.sigmoid(-scores)
+
+
+def test_a_measure_that_falls_with_the_score_has_the_errors_of_one_that_rises(images):
+    pda = SampledPDA(uncertain_classifier(), measure=Surprise(), engine="dense")
+    information = SampledPDA(uncertain_classifier(), measure="information_difference")
+    arguments = {"sliding_window_shapes": 4, "n_samples": 12}
+    falling = pda.evidence(images, **arguments, tolerance=1e-9)
+    assert (falling.n_drawn == 12).all()
+    rising = information.evidence(images, **arguments)
+    torch.testing.assert_close(
+        falling.standard_error(1), rising.standard_error(1) * np.log(2), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        falling.standard_error_map(1), rising.standard_error_map(1) * np.log(2)
+    )
+    # A bound that some windows keep stops both at the same draws.
+    bound = float(falling.standard_error(1).median()) * 3
+    torch.testing.assert_close(
+        pda.evidence(images, **arguments, tolerance=bound, tolerance_target=1).n_drawn,
+        information.evidence(
+            images, **arguments, tolerance=bound / np.log(2), tolerance_target=1
+        ).n_drawn,
+    )
 
 
 @pytest.mark.parametrize(("output", "measure"), MEASURED)

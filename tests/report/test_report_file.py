@@ -13,6 +13,7 @@ from PIL import Image
 from report_pages import LABELS, TITLE, make_evidence, make_report
 
 from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
+from captum_pda.prediction.measures import Measure
 from captum_pda.report import ReportOptions, write_report
 from captum_pda.report.block import Block, unpack
 from captum_pda.report.page_file import read_block
@@ -155,6 +156,7 @@ def test_standard_errors_are_those_of_the_evidence(tmp_path):
     kept = header["methods"][0]["groups"][0]["parts"][0]
     expected = evidence.standard_error(header["classes"][1])[0]
     np.testing.assert_allclose(arrays[kept["errors"]][1], expected, rtol=1e-5)
+    assert (expected > 0).all()
     assert kept["drawn"] == 4
 
 
