@@ -70,8 +70,8 @@ class RegionChoice:
         self._check_one_is_given()
         if self.effort not in GRANULARITIES:
             raise ValueError(
-                f"effort={self.effort!r} is not known; choose 'quick' or 'standard', or say what is "
-                "hidden, such as superpixels=(25, 60)"
+                f"effort={self.effort!r} is not known; choose 'quick' or 'standard', or say what "
+                "is hidden, such as superpixels=(25, 60)"
             )
         if self._is_given:
             return dict.fromkeys(contexts, self._given(inputs))
