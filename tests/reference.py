@@ -211,6 +211,76 @@ def conditional_means(gaussian, image, window, strides):
     return np.stack([condition_window(gaussian, image, c, window)[0] for c in corners])
 
 
+# The Gaussian field
+
+
+def grid_laplacian(space):
+    """L with x^T L x = sum over neighbouring pixels (x_p - x_q)^2, (pixels, pixels)."""
+    number = np.arange(np.prod(space)).reshape(space)
+    matrix = np.zeros((number.size, number.size))
+    for p in product(*map(range, space)):
+        for axis in range(len(space)):
+            q = tuple(c + (a == axis) for a, c in enumerate(p))
+            if q[axis] < space[axis]:
+                one, other = number[p], number[q]
+                matrix[one, one] += 1
+                matrix[other, other] += 1
+                matrix[one, other] -= 1
+                matrix[other, one] -= 1
+    return matrix
+
+
+def condition_field(image, region, length=np.inf, smoothness=0.0, mean=None):
+    """Mean (C, pixels) of a boolean region (*space) given all other pixels, and its covariance
+    (pixels, pixels) without that of the colours, under Q = 1 / length^2 + L + smoothness^2 L^2.
+
+    Without a fitted mean nothing is expected where nothing is seen, and nothing varies.
+    """
+    laplacian = grid_laplacian(region.shape)
+    q = np.eye(len(laplacian)) / length**2 + laplacian + smoothness**2 * laplacian @ laplacian
+    h, s = np.flatnonzero(region), np.flatnonzero(~region)
+    level = np.zeros(len(image)) if mean is None else np.asarray(mean)
+    if mean is None and not len(s):
+        return np.zeros((len(image), len(h))), np.zeros((len(h), len(h)))
+    seen = image.reshape(len(image), -1)[:, s] - level[:, None]
+    covariance = np.linalg.inv(q[np.ix_(h, h)])
+    return level[:, None] - seen @ q[np.ix_(s, h)] @ covariance, covariance
+
+
+def surrounding_colours(image, region, corner, window):
+    """sum d d^T / (n - 1) of the differences d between neighbours, both of them seen, among the n
+    seen pixels of a box and a quarter of its width around it, 4 pixels or more, (C, C)."""
+    space = region.shape
+    near = np.zeros(space, dtype=bool)
+    margins = [max(4, round(width / 4)) for width in window]
+    near[
+        tuple(
+            slice(max(0, c - m), c + width + m)
+            for c, width, m in zip(corner, window, margins, strict=True)
+        )
+    ] = True
+    seen = near & ~region
+    total = np.zeros((len(image), len(image)))
+    for p in product(*map(range, space)):
+        for axis in range(len(space)):
+            q = tuple(c + (a == axis) for a, c in enumerate(p))
+            if q[axis] < space[axis] and seen[p] and seen[q]:
+                d = image[(slice(None), *q)] - image[(slice(None), *p)]
+                total += d[:, None] * d[None, :]
+    return total / max(1, seen.sum() - 1)
+
+
+def field_means(image, window, strides, **field):
+    """The conditional mean of every window, (W, C, *window)."""
+    means = []
+    for corner in window_corners(image.shape[1:], window, strides):
+        region = np.zeros(image.shape[1:], dtype=bool)
+        region[block(corner, window)[1:]] = True
+        mean, _ = condition_field(image, region, **field)
+        means.append(mean.reshape(len(image), *window))
+    return np.stack(means)
+
+
 # The empty context
 
 
@@ -472,6 +542,11 @@ def symmetric_relevance_gain(model, image, relevance, n_steps, fill, target, out
 
 
 # Several sizes, contexts and depths as one map
+
+
+def combined(questions):
+    """The mean of the maps of each question, and then their weighted mean."""
+    return weighted_mean([sum(maps) / len(maps) for maps in questions])
 
 
 def weighted_mean(maps):

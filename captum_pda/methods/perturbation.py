@@ -226,7 +226,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 reference,
                 _with_absent(found.scores, reference, part.regions),
                 found.n_drawn,
-                found.errors,
+                _errors(found.errors, found.scores, part),
                 part.depth.name,
             )
             for part, reference, found in known
@@ -257,6 +257,17 @@ def _ask(call: ModelCall, reader: Reader, example: int, copies: Tensor) -> Tenso
     loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
     with evaluation_mode(call.forward_func):
         return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
+
+
+def _errors(errors: Tensor | None, scores: Tensor, part: Part) -> Tensor | None:
+    """Standard errors (N, W, columns), 0 where nothing was sampled: of true contents in the empty
+    context, and of regions that an example does not have."""
+    if errors is None:
+        return None
+    certain = part.regions.absent(len(errors)).to(errors.device).unsqueeze(-1)
+    if part.context == "empty":
+        certain = certain | scores.isfinite()
+    return errors.where(~certain, 0)
 
 
 def _with_absent(scores: Tensor, reference: Tensor, regions: Regions) -> Tensor:

@@ -211,7 +211,7 @@ class GaussianFieldPrior:
         """Write the fit to a safetensors file, which holds numbers and settings only."""
         if self.mean is None or self.colour_covariance is None:
             raise ValueError("this GaussianFieldPrior has no fit to save; call fit(images) first")
-        lengths = torch.tensor([self.correlation_length, self.smoothness], dtype=torch.float64)
+        lengths = torch.from_numpy(np.array([self.correlation_length, self.smoothness]))
         tensors = {"lengths": lengths, "mean": self.mean, "colours": self.colour_covariance}
         storage.save(path, tensors, {"kind": "GaussianFieldPrior"}, overwrite)
 
@@ -464,7 +464,8 @@ class _HiddenPixels:
         """Eigenvectors of the Laplacian along each axis of each box, (W, n, n), and the inverse
         eigenvalues of Q, (W, 1, *box)."""
         corners, like = self._corners, self.values
-        bases, total = [], torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64)
+        bases: list[Tensor] = []
+        total = torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64, device="cpu")
         for axis, width in enumerate(self.box):
             at_start = corners[:, axis] == 0
             at_end = corners[:, axis] + width == self._space[axis]

@@ -12,6 +12,7 @@ from torch import nn
 from captum_pda import (
     EfficientPDA,
     EmpiricalMeanPrior,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     MarginalPrior,
@@ -528,13 +529,6 @@ def test_dense_outputs_with_one_place_a_target():
 # Other priors
 
 
-def own_gaussian(image, window):
-    """What prior=None promises: a stationary Gaussian of window + 8, fitted to one image."""
-    patch = tuple(width + 8 for width in window)
-    default = GaussianPatchPrior(patch).regularization
-    return reference.fit_gaussian([image], patch, "stationary", "joint", default)
-
-
 class TwoBranches(nn.Module):
     """A model of an image, a signal and a number an example, which depend on each other."""
 
@@ -568,8 +562,7 @@ def test_tuple_inputs_without_a_prior(measure):
         )
         for position, (part, of_part) in enumerate(parts):
             window, stride = shapes[position], strides[position]
-            gaussian = own_gaussian(part, window)
-            means = reference.conditional_means(gaussian, part, window, stride)
+            means = reference.field_means(part, window, stride)
             for oracle, maps in expected.items():
                 found = oracle(of_part, part, means, window, stride, target, "logits", measure)
                 maps[position].append(np.broadcast_to(found, part.shape))
@@ -597,17 +590,14 @@ def explain(library, model, inputs, target, prior=None):
 
 
 @pytest.mark.parametrize("library", [EfficientPDA, SampledPDA, GradientPDA])
-def test_no_prior_is_each_examples_own_and_ignores_batch_mates(library):
+def test_no_prior_is_the_field_and_ignores_batch_mates(library):
     model, _, targets = MODELS["softmax logits"]
     inputs = torch.from_numpy(two_images())
-    # A batch mate on another scale would change a shared fit beyond recognition.
     inputs[1] = 20 * inputs[1] - 100
     together = explain(library, model, inputs, targets)
     for n, target in enumerate(targets):
         alone = inputs[n : n + 1]
-        # Samples are drawn from the autocovariance with all its lags.
-        patch = (9, 11) if library is SampledPDA else tuple(width + 8 for width in WINDOW)
-        own = GaussianPatchPrior(patch, margin=4).fit(alone)
+        own = GaussianFieldPrior()
         assert_same(together[n : n + 1], explain(library, model, alone, target).numpy())
         assert_same(together[n : n + 1], explain(library, model, alone, target, own).numpy())
 

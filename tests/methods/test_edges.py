@@ -12,6 +12,7 @@ from torch import nn
 from captum_pda import (
     ConstantPrior,
     EfficientPDA,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     MarginalPrior,
@@ -147,15 +148,25 @@ def test_the_smallest_images(method, space):
     assert attributions.isfinite().all()
 
 
-@pytest.mark.parametrize("prior", [None, GaussianPatchPrior(12), GaussianPatchPrior(9)])
-def test_a_window_as_large_as_the_image(prior):
-    """Nothing is left to condition on, so each channel's mean stands in."""
+@pytest.mark.parametrize(
+    ("prior", "level"),
+    [
+        (None, 0.0),
+        (GaussianFieldPrior(), None),
+        (GaussianPatchPrior(12), None),
+        (GaussianPatchPrior(9), None),
+    ],
+)
+def test_a_window_as_large_as_the_image(perturbation_method, prior, level):
+    """Nothing is left to condition on: each channel's fitted mean stands in, or 0."""
+    if perturbation_method is SampledPDA and prior is not None:
+        pytest.skip("samples of a fitted prior vary even where nothing is seen")
     image, model = make_images(1, 3, 9, 9), make_classifier()
-    pda = EfficientPDA(model, prior and prior.fit(image))
+    pda = perturbation_method(model, prior and prior.fit(image))
     attributions = pda.attribute(image, target=1, sliding_window_shapes=9)
-    mean = image.mean(dim=(2, 3), keepdim=True).expand_as(image)
+    mean = image.mean(dim=(2, 3), keepdim=True) if level is None else image.new_tensor(level)
     with torch.no_grad():
-        seen, unseen = (model(x).log_softmax(dim=1)[0] for x in (image, mean))
+        seen, unseen = (model(x).log_softmax(dim=1)[0] for x in (image, mean.expand_as(image)))
     bits = [(z[1] - torch.log1p(-z[1].exp())) / math.log(2) for z in (seen, unseen)]
     expected = (bits[0] - bits[1]).expand_as(image)
     torch.testing.assert_close(attributions, expected)

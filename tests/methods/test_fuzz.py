@@ -25,6 +25,7 @@ from captum_pda import (
     ConstantPrior,
     EfficientPDA,
     EmpiricalMeanPrior,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     IncrementalError,
@@ -280,11 +281,8 @@ def expected_errors(task: Task, n_columns: int) -> list[str]:
 def oracle_prior_means(task: Task, example: np.ndarray) -> np.ndarray | None:
     """The conditional means (W, C, *window) of the Gaussian priors, from the definitions."""
     if task.prior == "none":
-        patch = tuple(
-            min(width + 8, size) for width, size in zip(task.window, task.space, strict=True)
-        )
-        gaussian = reference.fit_gaussian([example], patch, "stationary", "joint", 1e-5)
-    elif task.prior in ("stationary", "independent", "full"):
+        return reference.field_means(example, task.window, task.strides)
+    if task.prior in ("stationary", "independent", "full"):
         gaussian = oracle_gaussian(task)
     else:
         return None
@@ -344,11 +342,6 @@ def check(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
         recorded.append(Recorded(prior))
         return recorded[-1]
 
-    class OwnPrior(GaussianPatchPrior):
-        def fit(self, data: Any, show_progress: bool = False) -> Any:
-            return record(super().fit(data, show_progress))
-
-    monkeypatch.setattr(per_example, "GaussianPatchPrior", OwnPrior)
     columns = [task.target] * task.n_examples
     if task.target_form != "int" and 0 <= task.target < task.classes:
         columns = [(task.target + n) % task.classes for n in range(task.n_examples)]
@@ -356,6 +349,7 @@ def check(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attributions(engine: str) -> tuple[Tensor, ...]:
         recorded.clear()
+        monkeypatch.setattr(per_example, "DEFAULT_PRIOR", record(GaussianFieldPrior()))
         prior = make_prior(task)
         options: dict[str, Any] = {"output": task.output, "measure": task.measure}
         arguments: dict[str, Any] = {

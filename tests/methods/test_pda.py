@@ -10,7 +10,7 @@ from conftest import make_classifier, make_images
 from torch import nn
 from torch.nn import functional as F
 
-from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, MapMeanPrior, strongest_windows
+from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, MapMeanPrior, strongest_regions
 
 IMAGE = make_images(1, 3, 14, 12)
 PRIOR = MapMeanPrior()  # quick, and it has both contexts
@@ -35,7 +35,7 @@ def test_its_parts_are_those_of_efficient_pda_in_both_contexts_and_of_layer_pda(
 
 
 @pytest.mark.parametrize("target", [0, 3])
-def test_its_map_is_the_weighted_mean_over_sizes_and_then_over_questions(target):
+def test_its_map_is_the_mean_over_sizes_and_the_weighted_mean_over_questions(target):
     model = make_classifier()
     full, empty = (
         [
@@ -48,19 +48,18 @@ def test_its_map_is_the_weighted_mean_over_sizes_and_then_over_questions(target)
     )
     features = LayerPDA(model, model[2]).attribute(IMAGE, target)
     features = F.interpolate(features, size=IMAGE.shape[2:], mode="bilinear")[0, 0].numpy()
-    questions = [reference.weighted_mean(full), reference.weighted_mean(empty), features]
-    expected = torch.from_numpy(reference.weighted_mean(questions))
+    expected = torch.from_numpy(reference.combined([full, empty, [features]]))
     found = PDA(model, model[2], PRIOR).attribute(IMAGE, target)
     assert found.shape == IMAGE.shape
     torch.testing.assert_close(found[0, 1], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_contrast_and_the_strongest_windows_come_from_the_same_passes():
+def test_a_contrast_and_the_strongest_regions_come_from_the_same_passes():
     evidence = PDA(make_classifier(), prior=PRIOR).evidence(IMAGE)
     torch.testing.assert_close(evidence.contrast(0, 2), -evidence.contrast(2, 0))
-    speak_for, speak_against = strongest_windows(evidence, 1)
+    speak_for, speak_against = strongest_regions(evidence, 1)
     assert speak_for[0].value > 0 > speak_against[0].value
-    assert {window.shape for window in speak_for + speak_against} <= {(2, 2), (3, 3), (5, 5)}
+    assert {region.shape for region in speak_for + speak_against} == {(3, 3)}
 
 
 def test_a_model_without_a_feature_map_is_asked_the_other_questions_and_told_so_once():

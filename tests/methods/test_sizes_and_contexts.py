@@ -10,8 +10,6 @@ from captum_pda import (
     EfficientPDA,
     NonFiniteOutputError,
     SampledPDA,
-    WindowGrid,
-    strongest_windows,
 )
 
 SAMPLES = 3
@@ -78,9 +76,9 @@ def test_sizes_and_contexts_are_those_of_the_oracle(sampled, context, engine):
     )
     for n, target in enumerate((1, 3)):
         each = [slow_maps(model, images[n].numpy(), target, *s, sampled) for s in sizes.items()]
-        full, empty = (reference.weighted_mean(maps) for maps in zip(*each, strict=True))
-        both = reference.weighted_mean([full, empty])
-        expected = {"full": full, "empty": empty, "both": both}[context]
+        full, empty = zip(*each, strict=True)
+        questions = {"full": [full], "empty": [empty], "both": [full, empty]}[context]
+        expected = reference.combined(questions)
         torch.testing.assert_close(found[n, 0], torch.from_numpy(expected), rtol=1e-8, atol=1e-8)
 
 
@@ -98,24 +96,24 @@ def test_evidence_keeps_sizes_and_contexts_apart():
         evidence.at(3)
 
 
-def test_a_contrast_of_several_sizes_is_the_weighted_mean_of_their_contrasts():
+def test_a_contrast_of_several_sizes_is_the_mean_of_their_contrasts():
     evidence = EfficientPDA(make_classifier(), OwnPrior()).evidence(
         make_images(1, 3, 9, 11), scales=(2, 5)
     )
     each = [evidence.at(size).contrast(0, 2)[0, 0].numpy() for size in (2, 5)]
-    expected = torch.from_numpy(reference.weighted_mean(each))
+    expected = torch.from_numpy(reference.combined([each]))
     torch.testing.assert_close(evidence.contrast(0, 2)[0, 0], expected)
 
 
-def test_the_standard_errors_of_several_sizes_add_up_by_their_squared_weights():
+def test_the_standard_errors_of_several_sizes_and_contexts_add_up_by_squared_weights():
     evidence = SampledPDA(make_classifier(), OwnPrior()).evidence(
-        make_images(1, 3, 9, 11), scales=(2, 5), n_samples=SAMPLES
+        make_images(1, 3, 9, 11), scales=(2, 5), context="both", n_samples=SAMPLES
     )
-    sizes = [evidence.at(size) for size in (2, 5)]
-    inverse = np.array([1 / size.attribution(1)[0, 0].numpy().std() for size in sizes])
-    weights = inverse / inverse.sum()
-    errors = [size.standard_error_map(1)[0, 0].numpy() for size in sizes]
-    expected = np.sqrt(sum((w * e) ** 2 for w, e in zip(weights, errors, strict=True)))
+    questions = [evidence.in_context(context) for context in ("full", "empty")]
+    inverse = np.array([1 / one.attribution(1)[0, 0].numpy().std() for one in questions])
+    weight = (inverse / inverse.sum())[0] / 2  # what is seen by itself is not sampled
+    errors = [questions[0].at(size).standard_error_map(1)[0, 0].numpy() for size in (2, 5)]
+    expected = np.sqrt(sum((weight * e) ** 2 for e in errors))
     torch.testing.assert_close(
         evidence.standard_error_map(1)[0, 0], torch.from_numpy(expected), rtol=1e-9, atol=1e-9
     )
@@ -141,20 +139,6 @@ def test_a_run_that_is_stopped_keeps_the_sizes_that_were_finished():
         stopped.value.result.at(2).attribution(1),
         EfficientPDA(model, OwnPrior()).attribute(images, target=1, scales=2),
     )
-
-
-def test_the_strongest_windows_are_chosen_among_all_sizes():
-    images = make_images(1, 3, 9, 11)
-    evidence = EfficientPDA(make_classifier(), OwnPrior()).evidence(
-        images, scales=(2, 5), context="both"
-    )
-    speak_for, speak_against = strongest_windows(evidence, 1, n=50)
-    assert {window.shape for window in speak_for + speak_against} == {(2, 2), (5, 5)}
-    for window in speak_for + speak_against:
-        grid = WindowGrid((9, 11), window.shape, (1, 1))
-        number = grid.corners.tolist().index(list(window.corner))
-        values = [part.values(1)[0, number] for part in evidence.at(window.shape[0]).parts]
-        assert window.value == pytest.approx(float(torch.stack(values).mean()))
 
 
 def test_tensors_of_different_shapes_get_windows_of_their_own_sizes():

@@ -10,6 +10,7 @@ from captum_pda import (
     ConstantPrior,
     EfficientPDA,
     EmpiricalMeanPrior,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     MarginalPrior,
     WindowGrid,
@@ -35,16 +36,14 @@ def test_every_prior_takes_an_example_without_a_batch(images):
         assert prior.sample(images[0], GRID, 2).shape == (2, len(GRID), 3, 3, 3)
 
 
-def test_the_empirical_mean_without_a_prior_fits_each_example_by_itself(images):
-    """A batch mate on another scale changed the fit of every example."""
+def test_the_empirical_mean_without_a_prior_has_the_draws_of_the_default_one(images):
+    """Of each example by itself: a batch mate on another scale changes nothing."""
     images[1] = 20 * images[1] - 100
-    noisy = EmpiricalMeanPrior(None, 4, torch.Generator().manual_seed(0))
-    own = EmpiricalMeanPrior(
-        GaussianPatchPrior(11, margin=4).fit(images[:1]),
-        4,
-        torch.Generator().manual_seed(0),
+    noisy, own = (
+        EmpiricalMeanPrior(prior, 4, torch.Generator().manual_seed(0))
+        for prior in (None, GaussianFieldPrior())
     )
-    torch.testing.assert_close(
+    assert torch.equal(
         noisy.conditional_mean(images[0], GRID), own.conditional_mean(images[0], GRID)
     )
     pda = EfficientPDA(make_classifier(), noisy)
@@ -65,6 +64,7 @@ def test_settings_are_plain_values_and_tell_priors_apart(images):
         ConstantPrior(torch.tensor([1.0, 2.0, 3.0])),
         ConstantPrior(images[0]),
         EmpiricalMeanPrior(None, 3),
+        GaussianFieldPrior().fit(images),
         None,
     ]
     written = {json.dumps(prior_settings(prior), sort_keys=True) for prior in priors}

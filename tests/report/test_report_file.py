@@ -13,7 +13,6 @@ from PIL import Image
 from report_pages import LABELS, TITLE, make_evidence, make_report
 
 from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
-from captum_pda.prediction.measures import Measure
 from captum_pda.report import ReportOptions, write_report
 from captum_pda.report.block import Block, unpack
 from captum_pda.report.page_file import read_block

@@ -11,11 +11,12 @@ from captum_pda.regions.masks import feature_mask_regions
 
 def hidden_pixels(regions, example):
     """For each region, the flat numbers of its pixels, as the boxes say."""
-    found = []
-    for windows in regions.boxes(example):
-        assert windows.first == len(found)
-        for pixels, hidden in zip(windows.pixels(), windows.hidden.flatten(1), strict=True):
-            found.append(sorted(pixels[hidden].tolist()))
+    found = {}
+    groups = zip(regions.boxes(example), regions.members(example), strict=True)
+    for windows, members in groups:
+        places = zip(members, windows.pixels(), windows.hidden.flatten(1), strict=True)
+        for number, pixels, hidden in places:
+            found[int(number)] = sorted(pixels[hidden].tolist())
     return found
 
 
@@ -25,23 +26,35 @@ def test_each_region_holds_the_pixels_of_its_number_and_no_others(space, rows):
     generator = torch.Generator().manual_seed(len(space))
     mask = torch.randint(-3, 40, (rows, *space), generator=generator) // 7 * 5
     regions = FeatureMaskRegions(mask)
-    assert sorted(regions.labels) == mask.unique().tolist()
+    assert list(regions.labels) == mask.unique().tolist()
     for example in range(rows):
-        expected = [
-            (mask[example].flatten() == label).nonzero().flatten().tolist()
-            for label in regions.labels
-        ]
+        expected = {
+            number: (mask[example].flatten() == label).nonzero().flatten().tolist()
+            for number, label in enumerate(regions.labels)
+            if (mask[example] == label).any()
+        }
         assert hidden_pixels(regions, example) == expected
+        for number, pixels in expected.items():
+            assert regions.pixels_of(example, number).reshape(-1).nonzero()[0].tolist() == pixels
     values = torch.tensor([[float(label) for label in regions.labels]] * 3)
     assert (regions.average(values) == mask).all()
     assert (regions.coverage() == 1).all()
 
 
-def test_a_region_that_an_example_lacks_holds_no_pixels():
+def test_a_region_that_an_example_lacks_is_in_no_group():
     regions = FeatureMaskRegions(torch.tensor([[[0, 0, 1]], [[0, 0, 0]]]))
-    lacking = regions.labels.index(1)
-    assert hidden_pixels(regions, 0)[lacking] == [2]
-    assert hidden_pixels(regions, 1)[lacking] == []
+    assert hidden_pixels(regions, 0) == {0: [0, 1], 1: [2]}
+    assert hidden_pixels(regions, 1) == {0: [0, 1, 2]}
+    assert regions.absent(2).tolist() == [[False, False], [False, True]]
+    assert FeatureMaskRegions(torch.tensor([[[5, 9]]])).absent(2).tolist() == [[False] * 2] * 2
+
+
+def test_draws_are_numbered_by_the_masks_own_numbers():
+    """So that an example gets the same ones alone as beside examples with other regions."""
+    masks = torch.tensor([[[0, 3, 3]], [[3, 3, 7]]])
+    alone, together = FeatureMaskRegions(masks[1:]), FeatureMaskRegions(masks)
+    firsts = [[windows.first for windows in r.boxes(n)] for r, n in ((alone, 0), (together, 1))]
+    assert firsts[0] == firsts[1] == [7, 3]
 
 
 def test_regions_of_about_one_size_share_the_shape_of_their_boxes():
