@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from captum_pda.atlas.regions import CROP, ClassRegion
 from captum_pda.basics.files import write_whole
-from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
+from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
 
 
 def write_regions(

@@ -24,10 +24,8 @@ from captum_pda.datasets.records import Record
 from captum_pda.datasets.result_folder import (
     SettingsError,
     keep_settings,
-    record_settings,
     stored_record,
 )
-from captum_pda.datasets.stored_files import settings_in
 
 
 def classes_of(
@@ -89,12 +87,12 @@ class AtlasWriter:
         place = self.plan.places[number]
         if place.numbers is None or place.page is None or not place.page.is_file():
             return None
-        return stored_record(place.numbers, settings_in(place.numbers), self._settings)
+        return stored_record(place.numbers, self._settings)
 
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write the regions of a photo, and its page before them."""
         place = self.plan.places[number]
-        settings = {**self._settings, **record_settings(record)}
+        settings = {**self._settings, **record.settings}
         if place.page is not None:
             page = photo_page(place.photo, explanation, self.explainer.classifier, settings)
             write_result(place.page, page, self.overwrite)

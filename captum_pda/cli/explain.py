@@ -26,7 +26,7 @@ from captum_pda.cli.results import write_result
 from captum_pda.cli.usage_errors import CommandError, in_command_words
 from captum_pda.cli.words import answer_lines, top_classes
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job
-from captum_pda.datasets.stored_files import json_text
+from captum_pda.datasets.result_folder import json_text
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display
 from captum_pda.report.index import index_page

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from captum_pda.basics.version import __version__
-from captum_pda.datasets.stored_files import MARK, settings_in
+from captum_pda.datasets.result_folder import MARK, settings_in
 
 #: Pictures have it in a text chunk (PNG) or a comment (JPEG), pages in their first lines.
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}

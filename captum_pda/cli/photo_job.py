@@ -31,10 +31,8 @@ from captum_pda.datasets.result_folder import (
     SettingsError,
     keep_settings,
     read_settings,
-    record_settings,
     stored_record,
 )
-from captum_pda.datasets.stored_files import settings_in
 from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.regions.protocol import Regions
@@ -100,14 +98,14 @@ class PhotoWriter:
         whole = all(file.is_file() for file in place.files)
         if self.plan.folder is None or place.numbers is None or not whole:
             return None
-        return stored_record(place.numbers, settings_in(place.numbers), self._settings)
+        return stored_record(place.numbers, self._settings)
 
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo: the one place where results become files."""
         place = self.plan.places[number]
         figure = draw_picture(explanation, self.explainer.classifier)
         write_figure(place.picture, figure, self.overwrite)
-        settings = {**self._settings, **self.notes, **record_settings(record)}
+        settings = {**self._settings, **self.notes, **record.settings}
         if place.page is not None and explanation.evidence is not None:
             page = photo_page(place.photo, explanation, self.explainer.classifier, settings)
             write_result(place.page, page, self.overwrite)

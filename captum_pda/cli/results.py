@@ -22,7 +22,7 @@ from captum_pda.cli.marks import is_own, mark_options
 from captum_pda.cli.places import not_ours
 from captum_pda.cli.usage_errors import CommandError
 from captum_pda.cli.words import prediction_words
-from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
+from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
 from captum_pda.visualization import visualize_evidence_multiple
 
 DPI = 110

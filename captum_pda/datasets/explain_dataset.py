@@ -1,4 +1,4 @@
-"""Explain a whole data set with any Captum attribution, on one process or many."""
+"""Explain a whole data set with any Captum attribution, in one process or several."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from captum_pda.basics.device_sync import generator_for
 from captum_pda.basics.errors import warn_user
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.datasets.records import Example, Record, record_of
-from captum_pda.datasets.settings import Description, describe, described
+from captum_pda.datasets.records import Example, Record, describe, described, record_of
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display, share_work
 
@@ -163,26 +162,26 @@ class Job:
 
     def run(self, ranks: Ranks, display: Display) -> DatasetSummary:
         """Explain what is not done yet, shared by all ranks."""
-        description = describe(self.attribution, self.target, self.arguments)
+        settings, unknown = describe(self.attribution, self.target, self.arguments)
         with ranks.failing_together():
             # The first rank writes the settings, and the others compare theirs.
             if ranks.rank == 0:
-                self.writer.start(description.settings)
+                self.writer.start(settings)
         with ranks.failing_together():
             if ranks.rank > 0:
-                self.writer.start(description.settings)
+                self.writer.start(settings)
         # What is there is compared first, which is quick: then all that is left takes about as
         # long, and the time left can be told.
         before = share_work(
             len(self.examples),
-            lambda number: self._compare(number, description),
+            lambda number: self._compare(number, unknown),
             ranks,
             replace(display, title=display.title and "Comparing", delay=SECONDS_UNSEEN),
         )
         left = [number for number in range(len(self.examples)) if number not in before.failed]
         left = [number for number in left if not before.returned[number].is_skipped]
         done = share_work(
-            len(left), lambda place: self._explain(left[place], description), ranks, display
+            len(left), lambda place: self._explain(left[place], unknown), ranks, display
         )
         explained = {left[place]: outcome for place, outcome in done.returned.items()}
         outcomes = {**before.returned, **explained}
@@ -201,19 +200,19 @@ class Job:
             len(outcomes) - n_skipped, n_skipped, dict(sorted(failed.items())), outdated
         )
 
-    def _compare(self, number: int, description: Description) -> Outcome:
+    def _compare(self, number: int, unknown: list[str]) -> Outcome:
         """Whether there is a result of an example that counts."""
         stored = self.writer.stored(number)
         if stored is None:
             return Outcome()
-        return _compare(self._recorded(number)[1], stored, description)
+        return _compare(self._recorded(number)[1], stored, unknown)
 
-    def _explain(self, number: int, description: Description) -> Outcome:
+    def _explain(self, number: int, unknown: list[str]) -> Outcome:
         """Explain an example, unless a result that counts has come in the meantime."""
         example, record = self._recorded(number)
         outcome = Outcome()
         if (stored := self.writer.stored(number)) is not None:
-            outcome = _compare(record, stored, description)
+            outcome = _compare(record, stored, unknown)
         if not outcome.is_skipped:
             batch, target = example.inputs.unsqueeze(0), self._target_of(example)
             result = self.attribution.attribute(batch, target=target, **self._arguments_for(number))
@@ -257,14 +256,14 @@ class Outcome:
     is_surprising: bool = False
 
 
-def _compare(record: Record, stored: Record, description: Description) -> Outcome:
+def _compare(record: Record, stored: Record, unknown: list[str]) -> Outcome:
     """Whether a stored result counts, and if not, why."""
     if change := record.change_of_example(stored):
         return Outcome(change=change)
     change = record.change_of_model(stored)
-    if change is None and description.unknown:
+    if change is None and unknown:
         change = (
-            f"nothing tells whether {description.unknown[0]} is the same; give its class a method "
+            f"nothing tells whether {unknown[0]} is the same; give its class a method "
             "settings() that returns what results depend on"
         )
     return Outcome(change is None, change, change is not None)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captum_pda.basics.files import write_whole
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.datasets.settings import versions
+from captum_pda.datasets.records import versions
 from captum_pda.evidence.strongest import pick_strongest
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count

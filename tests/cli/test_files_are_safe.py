@@ -23,7 +23,7 @@ from captum_pda.cli.marks import is_own
 from captum_pda.cli.photos import read_photo
 from captum_pda.cli.places import check_folder
 from captum_pda.cli.usage_errors import UsageError
-from captum_pda.datasets.stored_files import settings_in
+from captum_pda.datasets.result_folder import settings_in
 
 TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
 
