@@ -8,8 +8,7 @@ from typing import Any
 
 from captum_pda.atlas.groups import Atlas, RegionGroup
 from captum_pda.basics.files import write_whole
-from captum_pda.report.block import Block
-from captum_pda.report.page_file import Page
+from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import jpeg
 
 PAGE = Page(

@@ -8,7 +8,7 @@ from typing import Any
 
 from captum_pda.cli.classifier import Classifier
 from captum_pda.cli.explanation import Explanation
-from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
+from captum_pda.report.photo_report import report_page
 
 
 def photo_page(
@@ -19,20 +19,17 @@ def photo_page(
         raise ValueError("a page needs the evidence of windows, which this method does not give")
     answers = [answer.classes for answer in explanation.answers]
     pair = next((classes for classes in answers if len(classes) == 2), None)
-    known = ReportedPhoto(
+    return report_page(
+        {explanation.method.partition(",")[0]: explanation.evidence},
         photo.name,
         classifier.labels,
         classifier.preprocessing.mean,
         classifier.preprocessing.std,
-        true_class(photo, classifier.labels),
-    )
-    options = ReportOptions(
-        targets=tuple(classes[0] for classes in answers),
+        truth=true_class(photo, classifier.labels),
+        targets=[classes[0] for classes in answers],
         contrast=None if pair is None else (pair[0], pair[1]),
         settings=settings,
     )
-    method = explanation.method.partition(",")[0]
-    return report_page({method: explanation.evidence}, known, options)
 
 
 def true_class(photo: Path, labels: Sequence[str]) -> int | None:

@@ -5,6 +5,6 @@ shows them are in the file.
 """
 
 from captum_pda.report.index import write_index
-from captum_pda.report.report import ReportOptions, write_report
+from captum_pda.report.photo_report import write_report
 
-__all__ = ["ReportOptions", "write_index", "write_report"]
+__all__ = ["write_index", "write_report"]

@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from captum_pda.basics.files import write_whole
-from captum_pda.report.block import Block, unpack
-from captum_pda.report.page_file import Page, read_block
+from captum_pda.report.page_file import Block, Page, read_block, unpack
 from captum_pda.report.pictures import thumbnail
 
 PAGE = Page(
@@ -23,10 +22,10 @@ PAGE = Page(
     ("base.css", "index.css"),
     ("block.js", "elements.js", "numbers.js", "index.js"),
 )
-#: A report's summary stands at its beginning, before so many bytes.
-READ = 200_000
-#: Of more photos, smaller pictures are kept.
-MANY, SMALL = 300, 112
+#: A report's summary stands within its first bytes.
+SUMMARY_BYTES = 200_000
+#: An index of more photos keeps smaller pictures, in pixels of their longer side.
+MANY_PHOTOS, SMALL_SIDE = 300, 112
 
 
 def write_index(
@@ -64,17 +63,17 @@ def index_page(reports: Sequence[Path], path: Path, title: str) -> bytes:
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:
     """What a report says of itself, and its small picture as JPEG."""
     with report.open("rb") as file:
-        text = read_block(file.read(READ), "summary")
+        text = read_block(file.read(SUMMARY_BYTES), "summary")
     if not text:
-        raise ValueError(f"{report} is no report of write_report; leave it out of the index")
+        raise ValueError(f"{report} is not a page of write_report; leave it out of the index")
     summary, arrays = unpack(text)
     return summary, arrays[summary.pop("thumbnail")].tobytes()
 
 
 def _summary(report: Path, block: Block, count: int) -> dict[str, Any]:
     summary, picture = read_summary(report)
-    if count > MANY:
-        picture = thumbnail(np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")), SMALL)
+    if count > MANY_PHOTOS:
+        picture = thumbnail(np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")), SMALL_SIDE)
     return {**summary, "thumbnail": block.add_bytes(picture)}
 
 

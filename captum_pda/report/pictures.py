@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 #: A photo of more bytes as PNG is kept as JPEG.
 MAX_PNG_BYTES = 400_000
-#: Fills are kept in tiles of at most this side, and of at most so many pixels for each size.
+#: Fills are kept in tiles of at most this side, and at most this many pixels for each size.
 MAX_TILE, MAX_SPRITE_PIXELS = 32, 700_000
 #: How many values of fills are made at a time.
 MAX_FILL_VALUES = 2**23
@@ -88,39 +88,16 @@ def thumbnail(pixels: Bytes, side: int) -> bytes:
     return jpeg(np.asarray(image), 75)
 
 
-@dataclass(frozen=True)
-class Sprite:
-    """Tiles in rows, ``columns`` to each: an image, and the shape of a tile."""
+def fills_sheet(
+    part: EvidencePart, number: int, example: Tensor, prior: Any
+) -> tuple[Tensor, tuple[int, int], int]:
+    """What the prior puts in the place of each region of an example: the mean that it expects
+    there, or one draw if the regions were sampled.
 
-    content: bytes
-    tile: tuple[int, int]
-    columns: int
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """The example (C, H, W) that a page is about.
-
-    Args:
-        values: the model's input.
-        number: which example of the evidence it is.
-        prior: what was expected in the place of its regions.
-        display: how it is shown.
+    Returns:
+        All fills as tiles of one picture (C, H, W), the shape of a tile, and the tiles in a row.
     """
-
-    values: Tensor
-    number: int
-    prior: Any
-    display: Display
-
-
-def fills_sprite(part: EvidencePart, explained: Explained) -> Sprite:
-    """What the prior puts in the place of each region.
-
-    The mean that it expects there; where the regions were sampled, one draw.
-    """
-    example, prior = explained.values, explained.prior
-    groups = part.regions.boxes(explained.number)
+    groups = part.regions.boxes(number)
     sampled = int(part.drawn.max()) > 1
     tile = _tile(part.size, len(part.regions))
     tiles = [
@@ -135,7 +112,7 @@ def fills_sprite(part: EvidencePart, explained: Explained) -> Sprite:
     sheet[: len(every)] = every
     sheet = sheet.reshape(rows, columns, -1, *tile).permute(2, 0, 3, 1, 4)
     sheet = sheet.reshape(-1, rows * tile[0], columns * tile[1])
-    return Sprite(jpeg(explained.display.bytes(sheet), 85), tile, columns)
+    return sheet, tile, columns
 
 
 def _fills(group: Windows, example: Tensor, prior: Any, sampled: bool) -> Iterator[Tensor]:

@@ -9,8 +9,8 @@ from PIL import Image
 from report_pages import LABELS, make_evidence, make_report
 
 from captum_pda.report import write_index
-from captum_pda.report.block import Block
 from captum_pda.report.index import PAGE, read_summary
+from captum_pda.report.page_file import Block
 
 
 @pytest.fixture(scope="module")
@@ -115,5 +115,5 @@ def test_photos_out_of_sight_cost_nothing(browser, many):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.html").write_text("<p>no report")
-    with pytest.raises(ValueError, match=r"a\.html is no report of write_report"):
+    with pytest.raises(ValueError, match=r"a\.html is not a page of write_report"):
         write_index([tmp_path / "a.html"], tmp_path / "index.html")

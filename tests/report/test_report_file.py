@@ -13,9 +13,8 @@ from PIL import Image
 from report_pages import LABELS, TITLE, make_evidence, make_report
 
 from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
-from captum_pda.report import ReportOptions, write_report
-from captum_pda.report.block import Block, unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report import write_report
+from captum_pda.report.page_file import Block, read_block, unpack
 
 
 def many_windows(scores=None):
@@ -174,11 +173,11 @@ def test_what_cannot_be_shown_is_refused(evidence, tmp_path):
     with pytest.raises(ValueError, match=r"2 examples.*example=0"):
         write_report(two, path)
     with pytest.raises(ValueError, match="example=2 is out of range"):
-        write_report(two, path, options=ReportOptions(example=2))
+        write_report(two, path, example=2)
     with pytest.raises(ValueError, match="labels has 2 names for 4 outputs"):
         write_report(evidence, path, labels=["a", "b"])
     with pytest.raises(ValueError, match="target 9 is out of range"):
-        write_report(evidence, path, options=ReportOptions(targets=[9]))
+        write_report(evidence, path, targets=[9])
     with pytest.raises(TypeError, match=r"must be a WindowEvidence.*evidence\(image\)"):
         write_report(image, path)
     with pytest.raises(ValueError, match="same image"):
@@ -191,7 +190,7 @@ def test_what_cannot_be_shown_is_refused(evidence, tmp_path):
 def test_the_second_of_two_examples_can_be_shown(tmp_path):
     model, image = make_classifier(), make_images(2, 3, 16, 16)
     two = EfficientPDA(model, engine="dense").evidence(image, sliding_window_shapes=8, strides=8)
-    path = write_report(two, tmp_path / "b.html", options=ReportOptions(example=1))
+    path = write_report(two, tmp_path / "b.html", example=1)
     header, _ = unpack(read_block(path.read_bytes(), "values"))
     assert header["predictions"] == pytest.approx(
         two.probabilities[1].sort(descending=True).values.tolist()

@@ -10,8 +10,7 @@ from test_report_file import many_windows
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, SampledPDA
 from captum_pda.report import write_report
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 SPACE = (20, 28)
 

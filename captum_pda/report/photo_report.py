@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from captum_pda.evidence.strongest import pick_strongest
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
 from captum_pda.priors import prior_settings
-from captum_pda.report.block import Block
-from captum_pda.report.contents import Classes, add_methods, measure_header
-from captum_pda.report.page_file import Page
-from captum_pda.report.pictures import Display, Explained, photo_file, thumbnail
-from captum_pda.report.settings_table import settings_rows
+from captum_pda.report.evidence_values import EvidenceValues, measure_header
+from captum_pda.report.page_file import Block, Page
+from captum_pda.report.pictures import Display, photo_file, thumbnail
 
 PAGE = Page(
     "Evidence",
@@ -45,37 +43,10 @@ PAGE = Page(
         "report.js",
     ),
 )
-THUMBNAIL = 160
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """What a report offers, and what it shows at first.
-
-    Args:
-        targets: outputs to offer besides the most probable ones; the first is shown at first.
-        contrast: two outputs; at first, what speaks for the one rather than the other is shown.
-        n_classes: how many of the most probable outputs to offer.
-        example: the number of the example, where the evidence is of several.
-        settings: more to write at the foot, such as the model's name and the hash of its weights.
-    """
-
-    targets: Sequence[int] = ()
-    contrast: tuple[int, int] | None = None
-    n_classes: int = 8
-    example: int | None = None
-    settings: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class ReportedPhoto:
-    """What is known of a photo beside its evidence; ``write_report`` describes each of these."""
-
-    title: str = ""
-    labels: Sequence[str] | None = None
-    mean: float | Sequence[float] | None = None
-    std: float | Sequence[float] | None = None
-    truth: int | None = None
+#: The longer side of a report's small picture, in pixels.
+THUMBNAIL_SIDE = 160
+#: Longer values of settings are abbreviated, in characters.
+LONGEST_SETTING = 300
 
 
 def write_report(
@@ -87,7 +58,11 @@ def write_report(
     *,
     title: str | None = None,
     truth: int | None = None,
-    options: ReportOptions | None = None,
+    targets: Sequence[int] = (),
+    contrast: tuple[int, int] | None = None,
+    n_classes: int = 8,
+    example: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -103,8 +78,11 @@ def write_report(
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: the name of the photo. Default: the file's own name.
         truth: the true output, where it is known; an index then tells right from wrong.
-        options: which classes are offered and shown at first, which example of several, and
-            more for the foot. Default: the 8 most probable classes.
+        targets: outputs to offer besides the most probable ones; the first is shown at first.
+        contrast: two outputs; at first, what speaks for the one rather than the other is shown.
+        n_classes: how many of the most probable outputs to offer.
+        example: the number of the example, where the evidence is of several.
+        settings: more to write at the foot, such as the model's name and the hash of its weights.
 
     Returns:
         The path.
@@ -113,83 +91,104 @@ def write_report(
 
         >>> evidence = PDA(model).evidence(image)
         >>> write_report(evidence, "cat.html", labels=names, mean=[0.485, 0.456, 0.406],
-        ...              std=[0.229, 0.224, 0.225], options=ReportOptions(contrast=(281, 285)))
+        ...              std=[0.229, 0.224, 0.225], contrast=(281, 285))
     """
     path = Path(path)
-    methods = {"": evidence} if not isinstance(evidence, Mapping) else evidence
-    photo = ReportedPhoto(path.stem if title is None else title, labels, mean, std, truth)
-    write_whole(path, report_page(methods, photo, options or ReportOptions()))
+    page = report_page(
+        evidence if isinstance(evidence, Mapping) else {"": evidence},
+        path.stem if title is None else title,
+        labels,
+        mean,
+        std,
+        truth=truth,
+        targets=targets,
+        contrast=contrast,
+        n_classes=n_classes,
+        example=example,
+        settings=settings,
+    )
+    write_whole(path, page)
     return path
 
 
 def report_page(
-    methods: Mapping[str, WindowEvidence], photo: ReportedPhoto, options: ReportOptions
+    methods: Mapping[str, WindowEvidence],
+    title: str,
+    labels: Sequence[str] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    *,
+    truth: int | None = None,
+    targets: Sequence[int] = (),
+    contrast: tuple[int, int] | None = None,
+    n_classes: int = 8,
+    example: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """The page itself, of evidence by one or several named methods."""
-    number, first = _check(methods, options.example)
-    values = first.inputs[0][number].detach().cpu()
-    display = Display.of(values, photo.mean, photo.std)
-    explained = Explained(values, number, first.prior, display)
-    classes = choose_classes(first.scores[number], photo, options)
-    predicted = first.measure.prediction(first.scores[number])
-    block = Block()
+    """The page itself, of evidence by one or several named methods; as for ``write_report``."""
+    number, evidence = _check(methods, example)
+    values = evidence.inputs[0][number].detach().cpu()
+    scores = evidence.scores[number]
+    if labels is not None and len(labels) != len(scores):
+        raise ValueError(
+            f"labels has {len(labels)} names for {len(scores)} outputs; give one for each"
+        )
+    asked = [*(contrast or ()), *targets]
+    known = [*asked, *([] if truth is None else [truth])]
+    columns = _offered(scores, known, n_classes)
+    names = [str(one) if labels is None else str(labels[one]) for one in columns]
+    predicted = evidence.measure.prediction(scores)
+    display = Display.of(values, mean, std)
     pixels = display.bytes(values)
-    picture = block.add_bytes(photo_file(pixels))
+    block = Block()
+    held = EvidenceValues(block, values, number, display, columns)
     header = {
-        "title": photo.title,
-        "photo": {"image": picture, "height": pixels.shape[0], "width": pixels.shape[1]},
-        "classes": list(classes.columns),
-        "labels": list(classes.names),
-        "predictions": [_number(predicted[column]) for column in classes.columns],
-        "truth": classes.truth,
-        "first": classes.first,
-        "second": classes.second,
-        "measure": measure_header(first.measure),
-        "methods": add_methods(block, methods, explained, classes),
-        "settings": settings_rows(_settings(first, values, options.settings)),
+        "title": title,
+        "photo": {
+            "image": block.add_bytes(photo_file(pixels)),
+            "height": pixels.shape[0],
+            "width": pixels.shape[1],
+        },
+        "classes": columns,
+        "labels": names,
+        "predictions": [_number(predicted[column]) for column in columns],
+        "truth": None if truth is None else columns.index(truth),
+        "first": columns.index(asked[0]) if asked else 0,
+        "second": columns.index(contrast[1]) if contrast else None,
+        "measure": measure_header(evidence.measure),
+        "methods": [{"name": name, "groups": held.groups(own)} for name, own in methods.items()],
+        "settings": settings_rows(
+            {
+                "input_sha256": fingerprint(values),
+                "prior": prior_settings(evidence.prior),
+                "output": evidence.output,
+                "measure": evidence.measure.settings(),
+                **versions(),
+                **(settings or {}),
+            }
+        ),
     }
     small = Block()
     summary = {
-        **_summary(photo.title, first, classes, number),
-        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+        "title": title,
+        "verdict": names[0],
+        "truth": None if truth is None else names[columns.index(truth)],
+        "right": truth == columns[0],
+        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL_SIDE)),
+        **_summary(evidence, columns[0], number),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 
 
-def _settings(
-    evidence: WindowEvidence, values: Tensor, further: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """What the values depend on: as far as the evidence knows, and what else was given."""
-    return {
-        "input_sha256": fingerprint(values),
-        "prior": prior_settings(evidence.prior),
-        "output": evidence.output,
-        "measure": evidence.measure.settings(),
-        **versions(),
-        **(further or {}),
-    }
-
-
-def choose_classes(scores: Tensor, photo: ReportedPhoto, options: ReportOptions) -> Classes:
-    """The outputs asked for and the most probable ones, the most probable first."""
-    if photo.labels is not None and len(photo.labels) != len(scores):
-        raise ValueError(
-            f"labels has {len(photo.labels)} names for {len(scores)} outputs; give one for each"
-        )
-    known = [] if photo.truth is None else [photo.truth]
-    asked = [*(options.contrast or ()), *options.targets]
-    for target in [*asked, *known]:
+def _offered(scores: Tensor, known: Sequence[int], n_classes: int) -> list[int]:
+    """The outputs that are known to matter and the most probable ones, the most probable first."""
+    for target in known:
         if not 0 <= target < len(scores):
             raise ValueError(
                 f"target {target} is out of range; the model has outputs 0 to {len(scores) - 1}"
             )
-    top = scores.nan_to_num().topk(min(check_count("n_classes", options.n_classes), len(scores)))
-    columns = sorted({*asked, *known, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
-    names = [str(one) if photo.labels is None else str(photo.labels[one]) for one in columns]
-    first = columns.index(asked[0]) if asked else 0
-    second = columns.index(options.contrast[1]) if options.contrast else None
-    right = None if photo.truth is None else columns.index(photo.truth)
-    return Classes(tuple(columns), tuple(names), first, second, right)
+    top = scores.nan_to_num().topk(min(check_count("n_classes", n_classes), len(scores)))
+    return sorted({*known, *top.indices.tolist()}, key=lambda one: -float(scores[one]))
 
 
 def _check(
@@ -221,8 +220,7 @@ def _check(
     count = len(first.scores)
     if example is None and count > 1:
         raise ValueError(
-            f"the evidence is of {count} examples; say which one to show, for example "
-            "options=ReportOptions(example=0)"
+            f"the evidence is of {count} examples; say which one to show, for example example=0"
         )
     number = example or 0
     if not 0 <= number < count:
@@ -230,9 +228,8 @@ def _check(
     return number, first
 
 
-def _summary(name: str, evidence: WindowEvidence, classes: Classes, number: int) -> dict[str, Any]:
-    """What an index tells of a photo: the verdict, and its strongest evidence."""
-    column = classes.columns[0]
+def _summary(evidence: WindowEvidence, column: int, number: int) -> dict[str, Any]:
+    """What an index tells of an output: its prediction, and its strongest evidence."""
     score = evidence.scores[number, column]
     quantity = evidence.measure.value
     sizes: dict[Any, list[Tensor]] = {}
@@ -248,10 +245,6 @@ def _summary(name: str, evidence: WindowEvidence, classes: Classes, number: int)
     kinds = pick_strongest(found, 1) if found else ([], [])
     strongest, against = (kind[0].value if kind else None for kind in kinds)
     return {
-        "title": name,
-        "verdict": classes.names[0],
-        "truth": None if classes.truth is None else classes.names[classes.truth],
-        "right": classes.truth == 0,
         "prediction": _number(evidence.measure.prediction(score)),
         "probabilities": evidence.measure.needs_probabilities,
         "unit": evidence.measure.unit,
@@ -264,3 +257,22 @@ def _number(value: Tensor) -> float | None:
     """A plain number, or None for one that JSON cannot hold."""
     plain = float(value)
     return plain if math.isfinite(plain) else None
+
+
+def settings_rows(settings: Mapping[str, Any]) -> list[list[str]]:
+    """Each setting as a name and a text; tables within tables get joined names."""
+    return [[name, text] for name, text in _rows("", settings)]
+
+
+def _rows(before: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        whole = f"{before} {name}".strip().replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _rows(whole, value)
+        elif value is not None and value != []:
+            yield whole, _text(value)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SETTING else f"{text[:LONGEST_SETTING]}..."
