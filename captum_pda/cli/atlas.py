@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
+from captum_pda.atlas.class_regions import read_regions
 from captum_pda.atlas.groups import Atlas, make_atlas
-from captum_pda.atlas.page import atlas_page
-from captum_pda.atlas.picture import visualize_atlas
-from captum_pda.atlas.storage import read_regions
 from captum_pda.cli.arguments import add_model_options, add_overwrite, bits, positive
 from captum_pda.cli.atlas_job import AtlasWriter, Enough, classes_of
 from captum_pda.cli.classifier import Classifier

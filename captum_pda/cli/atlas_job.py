@@ -11,8 +11,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from captum_pda.atlas.regions import ClassRegion, strongest_regions
-from captum_pda.atlas.storage import regions_in_file
+from captum_pda.atlas.class_regions import ClassRegion, regions_in_file, strongest_regions
 from captum_pda.basics.files import remove_parts
 from captum_pda.cli.explanation import Explanation, PhotoExplainer
 from captum_pda.cli.pages import photo_page, true_class
