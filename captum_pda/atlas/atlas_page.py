@@ -33,7 +33,7 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
     Args:
         atlas: from ``make_atlas``.
-        path: where to write; a file that is there is replaced.
+        path: where to write; an existing file is replaced.
         n_examples: how many regions of each group to show.
 
     Returns:

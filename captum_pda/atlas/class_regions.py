@@ -45,7 +45,7 @@ class ClassRegion:
         corner, shape: where it lies in the model's input.
         crop: what it looks like, (96, 96, 3) bytes.
         features: what it is compared by, (F,).
-        link: the address of the photo's report, where there is one.
+        link: the address of the photo's report, if there is one.
         label: the name of the class, where regions of several classes are kept together.
     """
 
@@ -136,8 +136,8 @@ def _crop(pixels: npt.NDArray[np.uint8], window: StrongWindow) -> npt.NDArray[np
 def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
     """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without.
 
-    Less its mean over the places: late features tell one photo from another more than one region
-    from another, so groups would be photos otherwise.
+    Less its mean over the places: late features differ more between photos than between regions of
+    one photo, so groups would be photos otherwise.
     """
     try:
         with evaluation_mode(model), torch.no_grad():
@@ -204,11 +204,9 @@ def regions_in_file(
     """The content of such a file, with other arrays that are to be kept with the regions."""
     arrays = {
         "bits": np.array([region.bits for region in regions], dtype=np.float64),
-        "corners": _whole([region.corner for region in regions], (2,)),
-        "shapes": _whole([region.shape for region in regions], (2,)),
-        "crops": _whole([region.crop for region in regions], (CROP_SIDE, CROP_SIDE, 3)).astype(
-            np.uint8
-        ),
+        "corners": _stacked([region.corner for region in regions], (2,)),
+        "shapes": _stacked([region.shape for region in regions], (2,)),
+        "crops": _stacked([region.crop for region in regions], (CROP_SIDE, CROP_SIDE, 3), "uint8"),
         "features": np.array([region.features for region in regions], dtype=np.float32),
     }
     names = [[region.photo, region.link, region.label] for region in regions]
@@ -240,5 +238,6 @@ def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
     ]
 
 
-def _whole(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    return np.array(values, dtype=np.int64).reshape(len(values), *shape)
+def _stacked(values: Sequence[Any], shape: tuple[int, ...], dtype: str = "int64") -> Any:
+    """Values of one shape as one array, also of no values."""
+    return np.array(values, dtype=dtype).reshape(len(values), *shape)

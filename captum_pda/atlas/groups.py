@@ -63,7 +63,7 @@ class RegionGroup:
         ]
 
     def examples(self, n: int) -> list[ClassRegion]:
-        """The most typical regions, as many different photos as there are before a second one."""
+        """The most typical regions, from as many different photos as possible."""
         seen: dict[str, int] = {}
         order = []
         for place, region in enumerate(self.regions):
@@ -114,7 +114,7 @@ def make_atlas(
         label: the name of the class.
         n_photos: how many photos were looked at. Default: those that the regions come from.
         n_groups: how many groups to make of each kind.
-        min_photos: how many photos a group must come from, or it is no rule.
+        min_photos: how many photos a group must come from, to be shown.
 
     Example::
 

@@ -30,8 +30,7 @@ class ResultWriter(Protocol):
         ...
 
     def stored(self, number: int) -> Record | None:
-        """What the result of an example was made from, if there is a whole one with the same
-        settings."""
+        """What the result of an example was made from; None without a result of these settings."""
         ...
 
     def write(self, number: int, attributions: Any, record: Record) -> None:
@@ -39,7 +38,7 @@ class ResultWriter(Protocol):
         ...
 
 
-#: Comparing what is there shows no progress if it takes less.
+#: Comparing stored results shows no progress bar if it takes less.
 SECONDS_UNSEEN = 1.0
 #: The methods of a writer, and what they are called with.
 WRITER_METHODS = {
@@ -82,10 +81,10 @@ def explain_dataset(
     target: Any = None,
     **arguments: Any,
 ) -> DatasetSummary:
-    """Explain every example of a data set, and keep each result as soon as it is there.
+    """Explain every example of a data set, and store each result as soon as it is finished.
 
     A rerun skips what is done. A stored result counts only if input, target and all settings are
-    the same and the model still says the same about that very input, up to rounding: its outputs
+    the same and the model's outputs for that very input are too, up to rounding: they
     are stored with the result, and one forward pass compares them. What does not count is
     explained anew, and the summary says why. An example that cannot be loaded or explained is
     reported in the summary and does not stop the others.
@@ -144,7 +143,7 @@ def check_writer(writer: Any) -> None:
             )
         try:
             inspect.signature(method).bind(*arguments)
-        except ValueError:  # a method without a signature that Python can tell
+        except ValueError:  # a method without a known signature
             continue
         except TypeError as error:
             raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
@@ -170,8 +169,8 @@ class Job:
         with ranks.failing_together():
             if ranks.rank > 0:
                 self.writer.start(settings)
-        # What is there is compared first, which is quick: then all that is left takes about as
-        # long, and the time left can be told.
+        # Stored results are compared first, which is quick: then the others take about as long
+        # each, and the time left can be estimated.
         before = share_work(
             len(self.examples),
             lambda number: self._compare(number, unknown),
@@ -192,7 +191,7 @@ class Job:
         if surprising and ranks.rank == 0:
             first, reason = next(iter(surprising.items()))
             warn_user(
-                f"{len(surprising)} of {len(outcomes)} results that were there did not count and "
+                f"{len(surprising)} of {len(outcomes)} stored results did not count and "
                 f"were explained anew; of example {first}, {reason}"
             )
         n_skipped = sum(one.is_skipped for one in outcomes.values())
@@ -201,7 +200,7 @@ class Job:
         )
 
     def _compare(self, number: int, unknown: list[str]) -> Outcome:
-        """Whether there is a result of an example that counts."""
+        """Whether a stored result of an example counts."""
         stored = self.writer.stored(number)
         if stored is None:
             return Outcome()
@@ -247,7 +246,7 @@ class Outcome:
 
     Args:
         is_skipped: whether it was done before.
-        change: why a result that was there did not count, if one was.
+        change: why a stored result did not count.
         is_surprising: whether that is for another reason than other data.
     """
 
@@ -263,7 +262,7 @@ def _compare(record: Record, stored: Record, unknown: list[str]) -> Outcome:
     change = record.change_of_model(stored)
     if change is None and unknown:
         change = (
-            f"nothing tells whether {unknown[0]} is the same; give its class a method "
+            f"it is not known whether {unknown[0]} is the same; give its class a method "
             "settings() that returns what results depend on"
         )
     return Outcome(change is None, change, change is not None)

@@ -1,4 +1,4 @@
-"""What a stored result is known by: its example, what the model said of it, and the settings."""
+"""What a stored result is recognised by: its example, the model's outputs for it, and settings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from captum_pda.prediction.model_call import ModelCall, evaluation_mode
 #: Rounding may move outputs by this many units in the last place of their largest value, but by no
 #: more than this share of it (which matters in half precision).
 ROUNDING_UNITS, ROUNDING_SHARE = 100, 0.01
-#: Attributes of an attribution that are no settings: the model, and how it is run.
+#: Attributes of an attribution that are not settings: the model, and how it is run.
 NO_SETTINGS = frozenset({"forward_func", "gradient_func", "process_group"})
-#: Longer values are abbreviated where a change of settings is told.
+#: Longer values are abbreviated in messages about changed settings.
 LONGEST_VALUE = 40
 
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An example to explain, where a plain tensor or pair says too little.
+    """An example to explain, where a plain tensor or pair is not enough.
 
     Args:
         inputs: (C, *space).
@@ -67,7 +67,7 @@ class Record:
     Args:
         input_sha256: a hash of the input.
         target: the explained output, as plain values.
-        outputs: the model's outputs for the whole input; None where there is no model to ask.
+        outputs: the model's outputs for the whole input; None without a model.
         source: where the input came from.
     """
 
@@ -93,7 +93,7 @@ class Record:
         """How the model's outputs differ beyond rounding; None if they don't."""
         before, now = stored.outputs, self.outputs
         if before is None or now is None:
-            return "nothing tells whether the model is the same"
+            return "it is not known whether the model is the same"
         if before.shape != now.shape:
             return f"the model had outputs {tuple(before.shape)} and has {tuple(now.shape)}"
         tolerance = min(ROUNDING_UNITS * torch.finfo(now.dtype).eps, ROUNDING_SHARE)
@@ -113,7 +113,7 @@ def record_of(
     Args:
         example: with its input on the model's device.
         target: the explained output.
-        forward_func: the model, or None where there is none to ask.
+        forward_func: the model, or None without one.
         arguments: its additional arguments.
     """
     outputs = None
@@ -223,7 +223,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
 
 
 def _settings_of(attribution: Any) -> tuple[dict[str, Any], list[str]]:
-    """What an attribution says of itself, or else what its attributes say."""
+    """The settings that an attribution states, or else those of its attributes."""
     if callable(getattr(attribution, "settings", None)):
         parts = [getattr(attribution, name, None) for name in ("prior", "engine")]
         return dict(attribution.settings()), [name for part in parts for name in described(part)[1]]

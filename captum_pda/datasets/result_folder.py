@@ -35,7 +35,7 @@ SETTINGS, MARK = "settings", "captum_pda"
 CHECKSUM = "sha256"
 #: How many bytes are compared with a checksum at a time, and at most.
 CHUNK_BYTES, MOST_CHECKED_BYTES = 2**20, 2**36
-#: Longer settings, or lists of contents, are no result's.
+#: Files with longer settings or lists of contents are not results.
 MOST_SETTINGS_BYTES, MOST_CONTENTS_BYTES = 2**22, 2**16
 #: The model's outputs for one example take less.
 MOST_OUTPUT_BYTES = 2**28
@@ -67,8 +67,8 @@ class ResultFolder:
     ``000012.safetensors`` holds those of example 12 as "attributions" (or "attributions_0", ... for
     a tuple of inputs), the model's outputs for that example as "outputs", and as JSON in its header
     ("settings") what they were made with and for which target ("own_target"). ``settings.json``
-    says the former of the whole folder. A result that is there is whole, so a run that was stopped
-    goes on where it was; one that is damaged is noticed by its checksum, and explained anew.
+    holds the settings of the whole folder. Results are written whole, so a run that was stopped
+    goes on where it was; a damaged one is noticed by its checksum, and explained again.
 
     Args:
         path: the folder, which may not exist yet.
@@ -91,8 +91,7 @@ class ResultFolder:
         remove_parts(self.path)
 
     def stored(self, number: int) -> Record | None:
-        """What the result of an example was made from; None where there is none of these
-        settings."""
+        """What the result of an example was made from; None without a result of these settings."""
         return stored_record(self.place(number), self._settings)
 
     def write(self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record) -> None:
@@ -100,7 +99,7 @@ class ResultFolder:
         place = self.place(number)
         if os.path.lexists(place) and settings_in(place) is None:
             raise FileExistsError(
-                f"{place} is no whole result of this library, and is left as it is; remove it, or "
+                f"{place} is not a whole result of this library, and is left alone; remove it, or "
                 "choose another folder"
             )
         tensors = (
@@ -167,13 +166,13 @@ def keep_settings(folder: Path, settings: dict[str, Any], overwrite: bool = Fals
 
 
 def read_settings(folder: Path, overwrite: bool = False) -> dict[str, Any] | None:
-    """The settings of a folder; None where there are none yet, or none that count."""
+    """The settings of a folder; None if there are none yet."""
     path = folder / SETTINGS_FILE
     if not os.path.lexists(path):
         return None
     found = settings_in(path)
     if found is None and not overwrite:
-        raise SettingsError(f"{path} is no table of settings; choose another folder")
+        raise SettingsError(f"{path} holds no settings; choose another folder")
     return found
 
 
@@ -228,7 +227,7 @@ def _is_whole_archive(path: Path) -> bool:
 def settings_in(path: Path) -> dict[str, Any] | None:
     """What a file of results (npz, safetensors or json) was made with.
 
-    None where it is no file, cannot be read, or is not this library's.
+    None if it does not exist, cannot be read, or is not of this library.
     """
     try:
         if path.suffix == ".npz":

@@ -127,7 +127,7 @@ class EvidenceValues:
         return self.block.add_bytes(jpeg(self.display.bytes(values), FILL_QUALITY))
 
     def _add_values(self, values: Tensor) -> int:
-        """Values (classes, regions), as exactly as there is room for."""
+        """Values (classes, regions), as exactly as the size of the page allows."""
         kind = "float32" if values.numel() <= MAX_FLOAT32_VALUES else "float16"
         return self.block.add(_plain(values), kind)
 

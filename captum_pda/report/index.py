@@ -61,7 +61,7 @@ def index_page(reports: Sequence[Path], path: Path, title: str) -> bytes:
 
 
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:
-    """What a report says of itself, and its small picture as JPEG."""
+    """The summary of a report, and its small picture as JPEG."""
     with report.open("rb") as file:
         text = read_block(file.read(SUMMARY_BYTES), "summary")
     if not text:

@@ -76,7 +76,7 @@ class Page:
 
 
 def read_block(page: bytes, name: str) -> bytes:
-    """The text of a block in a page; empty where there is none."""
+    """The text of a block in a page; empty if it is missing."""
     found = re.search(rb'<script type="application/octet-stream" id="%s">' % name.encode(), page)
     if found is None:
         return b""

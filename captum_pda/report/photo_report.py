@@ -66,18 +66,18 @@ def write_report(
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
-    The page needs nothing but itself: no server, no network. It tells of each region what the
+    The page needs nothing but itself: no server, no network. It shows for each region what the
     prior puts in its place, its bits, and the class's probability with and without it; classes,
     pairs of classes, sizes, contexts and methods can be chosen.
 
     Args:
         evidence: of images with two spatial dimensions; or a table of names and evidence by
             several methods of one image.
-        path: where to write; a file that is there is replaced.
+        path: where to write; an existing file is replaced.
         labels: the names of all outputs. Default: their numbers.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: the name of the photo. Default: the file's own name.
-        truth: the true output, where it is known; an index then tells right from wrong.
+        truth: the true output, where it is known; an index can then show right and wrong ones.
         targets: outputs to offer besides the most probable ones; the first is shown at first.
         contrast: two outputs; at first, what speaks for the one rather than the other is shown.
         n_classes: how many of the most probable outputs to offer.
@@ -229,7 +229,7 @@ def _check(
 
 
 def _summary(evidence: WindowEvidence, column: int, number: int) -> dict[str, Any]:
-    """What an index tells of an output: its prediction, and its strongest evidence."""
+    """What an index shows of an output: its prediction, and its strongest evidence."""
     score = evidence.scores[number, column]
     quantity = evidence.measure.value
     sizes: dict[Any, list[Tensor]] = {}
