@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 TINY = """
+import os
 import torch
 from torch import nn
 from torchvision.transforms import v2
@@ -18,6 +19,7 @@ LABELS = ("ant", "bee", "honey bee", "cat", "dog")
 
 
 def network(seed=0, classes=5):
+    assert "NO_MODEL" not in os.environ, "a model was made"
     torch.manual_seed(seed)
     layers = nn.Conv2d(3, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 8, 3, stride=2), nn.Tanh()
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, classes))

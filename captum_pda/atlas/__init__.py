@@ -5,11 +5,14 @@ model sees in them. A group that holds regions of several photos is a rule; what
 is none.
 """
 
+from captum_pda.atlas.atlas_page import visualize_atlas, write_atlas
+from captum_pda.atlas.class_regions import (
+    ClassRegion,
+    read_regions,
+    strongest_regions,
+    write_regions,
+)
 from captum_pda.atlas.groups import Atlas, RegionGroup, make_atlas
-from captum_pda.atlas.page import write_atlas
-from captum_pda.atlas.picture import visualize_atlas
-from captum_pda.atlas.regions import ClassRegion, strongest_regions
-from captum_pda.atlas.storage import read_regions, write_regions
 
 __all__ = [
     "Atlas",

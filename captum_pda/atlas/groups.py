@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from captum_pda.atlas.regions import ClassRegion
+from captum_pda.atlas.class_regions import ClassRegion
 from captum_pda.basics.plurals import counted
 from captum_pda.prediction.inputs import check_count
 
-#: So many groups are tried at most, for the class and against it.
+#: How many groups are tried at most, for the class and against it.
 MAX_GROUPS = 10
-#: Vectors of length 1 that are all closer than this to their mean are of one kind.
-ALIKE = 0.1
+#: Vectors of length 1 that are all closer than this to their mean form one group.
+LEAST_DISTANCE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class RegionGroup:
         ]
 
     def examples(self, n: int) -> list[ClassRegion]:
-        """The most typical regions, as many different photos as there are before a second one."""
+        """The most typical regions, from as many different photos as possible."""
         seen: dict[str, int] = {}
         order = []
         for place, region in enumerate(self.regions):
@@ -114,7 +114,7 @@ def make_atlas(
         label: the name of the class.
         n_photos: how many photos were looked at. Default: those that the regions come from.
         n_groups: how many groups to make of each kind.
-        min_photos: a group needs regions of so many photos, or it is no rule.
+        min_photos: how many photos a group must come from, to be shown.
 
     Example::
 
@@ -174,7 +174,7 @@ def _cluster(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDAr
     if n_groups is not None:
         return cut(min(check_count("n_groups", n_groups), len(vectors)))
     best, chosen = 0.0, np.zeros(len(vectors), dtype=np.int64)
-    if np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).max() < ALIKE:
+    if np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).max() < LEAST_DISTANCE:
         return chosen
     for n in range(2, min(MAX_GROUPS, len(vectors) // 2) + 1):
         numbers = cut(n)

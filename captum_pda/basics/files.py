@@ -1,4 +1,4 @@
-"""Write files whole or not at all, whatever happens in the meantime."""
+"""Write files whole or not at all, also if the process is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can remove a file that another process has open
+except ImportError:  # Windows, where a file that a process has open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 
@@ -25,7 +25,7 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # or a power cut could leave the name without the content
-            if fcntl is not None:  # while it is locked, so that nobody takes it for abandoned
+            if fcntl is not None:  # while it is locked, so that it is not taken for abandoned
                 _move(part, path, overwrite)
         if fcntl is None:
             _move(part, path, overwrite)
@@ -62,7 +62,7 @@ def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Lock a file for this process; False where another one has, or where there are no locks."""
+    """Lock a file for this process; False if another one has, or without support for locks."""
     if fcntl is None:
         return False
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Values that their text says all of.
+#: Values that are described completely by their text.
 PLAIN = (
     type(None),
     bool,
@@ -58,7 +58,7 @@ def fingerprint(value: Any) -> str:
 
 
 def own_code(value: Any) -> dict[str, object]:
-    """What tells one state of a user's own class from another, to be added to settings.
+    """What identifies the present state of a user's own class, to be added to settings.
 
     The ``version`` that the class states, or else a hash of its methods, class attributes and of
     what they use of the same package. Empty for classes of this library and of those below it,
@@ -72,7 +72,7 @@ def own_code(value: Any) -> dict[str, object]:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of a model's class and its weights, whatever else it keeps of its last pass."""
+    """A hash of a model's class and its weights, without what it keeps of its last pass."""
     return fingerprint((_name(type(model)), dict(model.state_dict())))
 
 
@@ -135,7 +135,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def opaque_parts(value: Any) -> list[str]:
-    """The classes of those parts of a value that no hash can tell from others of their class."""
+    """The classes of those parts of a value that cannot be hashed."""
     return _Walk(value).opaque
 
 
@@ -251,7 +251,7 @@ class _Walk:
             self._add_attribute(value)
 
     def _add_attribute(self, value: Any) -> None:
-        """An attribute of a class: a method in whatever wrapper, a constant, or an own object."""
+        """An attribute of a class: a method in any wrapper, a constant, or an own object."""
         if isinstance(value, property):
             value = value.fget, value.fset
         elif isinstance(value, functools.partialmethod):

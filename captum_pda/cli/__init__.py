@@ -1,6 +1,5 @@
-"""The command ``captum-pda``: explain photos, fit a prior, and a demonstration.
+"""The command ``captum-pda``.
 
-A photo is loaded (photos), a model chosen with its own transforms (models, checkpoints, labels),
-one explanation made (explanation), written for people and programs (results) and told in words
-(words). The files named after a command (demo, explain, fit_prior) only wire these together.
+Each command has a file of its own (explain, atlas, fit_prior, demo). They share the options, the
+models by name, the photos, the explainer, and what is written and where (results, folders).
 """

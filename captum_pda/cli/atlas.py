@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
-import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from captum_pda.atlas.groups import Atlas, make_atlas
-from captum_pda.atlas.page import atlas_page
-from captum_pda.atlas.picture import visualize_atlas
-from captum_pda.atlas.storage import read_regions
-from captum_pda.cli.arguments import add_model_options, add_overwrite, bits, positive
-from captum_pda.cli.atlas_job import AtlasWriter, Enough, classes_of
-from captum_pda.cli.classifier import Classifier
-from captum_pda.cli.explain import SHOWN
-from captum_pda.cli.explain_options import add_method_options, make_question
-from captum_pda.cli.explanation import PhotoExplainer
-from captum_pda.cli.photo_job import PhotoSet
-from captum_pda.cli.places import Plan, plan_folder
-from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
-from captum_pda.cli.results import write_figure, write_result
-from captum_pda.cli.usage_errors import optional_module
-from captum_pda.datasets.explain_dataset import DatasetSummary, Job
+from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
+from captum_pda.atlas.class_regions import read_regions, regions_in_file, strongest_regions
+from captum_pda.atlas.groups import make_atlas
+from captum_pda.cli.classifier import Classifier, true_class
+from captum_pda.cli.explain import conclude, explain_photos, load_explainer, run_on_ranks
+from captum_pda.cli.explainer import Explanation, check_options, named_classes
+from captum_pda.cli.folders import Place, Plan, plan_folder, write_figure, write_result
+from captum_pda.cli.options import (
+    add_method_options,
+    add_model_options,
+    add_overwrite,
+    bits,
+    positive,
+)
+from captum_pda.cli.results import PhotoWriter, plain_outputs
+from captum_pda.cli.usage_errors import UsageError, optional_module
+from captum_pda.datasets.records import Record
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.distributed.shared_work import Display
 
+#: The folder of the photos' regions and pages.
 PHOTOS = "photos"
 
 
@@ -52,7 +55,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by number or name; may be given several times. Default: each photo's folder "
+        help="a class by name or number; may be given several times. Default: each photo's folder "
         "names its class",
     )
     which.add_argument(
@@ -78,7 +81,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         type=positive,
         default=2,
         metavar="N",
-        help="a group needs regions of so many photos (default: %(default)s)",
+        help="how many photos a group must come from (default: %(default)s)",
     )
     add_method_options(parser.add_argument_group("how to explain the photos"))
     add_model_options(parser)
@@ -87,7 +90,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--output", type=Path, required=True, metavar="FOLDER", help="a folder for the results"
     )
     add_overwrite(output)
-    parser.set_defaults(classes=None, contrast=None, html=True)
+    parser.set_defaults(classes=None, contrast=None, html=True, target_option="--class")
     return parser
 
 
@@ -98,63 +101,112 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
-        optional_module("sklearn.cluster")
-        plan, explainer, classes = prepare(options)
-    explainer = with_engines(explainer, plan, ranks, options.overwrite)
-    writer = AtlasWriter(
-        plan, explainer, classes, Enough(options.regions, options.min_bits), options.overwrite
-    )
-    title = None if options.quiet else "Explaining"
-    job = Job(explainer, PhotoSet(plan.places, explainer.classifier.preprocessing), writer)
-    summary = job.run(ranks, Display(title, "photo", options.debug))
+        optional_module("sklearn.cluster", '"captum_pda[atlas]"')
+        check_options(options)
+        plan = plan_folder(options.images, options.output / PHOTOS, "safetensors", True)
+        places = tuple(replace(place, picture=None) for place in plan.places)
+        plan = Plan(places, plan.folder)
+        explainer = load_explainer(options, plan)
+        classes = classes_of(options, plan, explainer.classifier.labels)
+    writer = AtlasWriter(plan, explainer.classifier, options, classes)
+    summary = explain_photos(options, plan, explainer, writer, ranks)
     if ranks.rank > 0:
         return 0
-    written = write_atlases(plan, explainer.classifier, classes, options)
-    return conclude(written, summary, plan, options.quiet)
+    write_atlases(options, plan, explainer.classifier.labels, classes)
+    return conclude(options, plan, summary)
 
 
-def prepare(
-    options: argparse.Namespace,
-) -> tuple[Plan, PhotoExplainer, tuple[tuple[int, ...], ...]]:
-    """Load the model, and choose the classes of each photo."""
-    question = make_question(options)
-    plan = plan_folder(options.images, options.output / PHOTOS, "safetensors", True)
-    explainer = make_explainer(options, question, plan)
-    return plan, explainer, classes_of(plan, question, explainer.classifier.labels)
+def classes_of(
+    options: argparse.Namespace, plan: Plan, labels: Sequence[str]
+) -> list[tuple[int, ...]]:
+    """The classes to look for in each photo: those asked for, or that of its folder."""
+    named, _ = named_classes(options, labels)
+    if named is not None:
+        return [tuple(named)] * len(plan.places)
+    found = [true_class(place.photo, labels) for place in plan.places]
+    if all(one is None for one in found):
+        folder = plan.places[0].photo.absolute().parent.name
+        raise UsageError(
+            f"which class? Name it with --class; no photo is in a folder of a class's name (the "
+            f"first is in {folder!r})"
+        )
+    return [() if one is None else (one,) for one in found]
+
+
+class AtlasWriter(PhotoWriter):
+    """Writes the page of each photo, and as its numbers the strongest regions of its classes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        classifier: Classifier,
+        options: argparse.Namespace,
+        classes: Sequence[Sequence[int]],
+    ) -> None:
+        super().__init__(plan, classifier, options.overwrite)
+        self.classes = classes
+        self.n_regions, self.min_bits = options.regions, options.min_bits
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """Keep the settings of the folder, or compare them with those that it has."""
+        super().start({**settings, "n_regions": self.n_regions, "min_bits": self.min_bits})
+
+    def numbers(
+        self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]
+    ) -> bytes:
+        """The regions of a photo, with the model's outputs."""
+        if explanation.evidence is None:
+            raise ValueError("regions need the evidence of windows; choose another --method")
+        place, labels = self.plan.places[number], self.classifier.labels
+        regions = [
+            replace(region, link=self._link(place), label=labels[target])
+            for target in self.classes[number]
+            for region in strongest_regions(
+                explanation.evidence,
+                target,
+                str(place.photo),
+                self.classifier.model,
+                mean=self.classifier.preprocessing.mean,
+                std=self.classifier.preprocessing.std,
+                n=self.n_regions,
+                min_bits=self.min_bits,
+            )
+        ]
+        outputs = {}
+        if record.outputs is not None:
+            outputs["outputs"] = plain_outputs(record.outputs).numpy()
+        return regions_in_file(regions, settings, outputs)
+
+    def _link(self, place: Place) -> str:
+        """The address of a photo's page, seen from the folder above all of them."""
+        if place.page is None or self.plan.folder is None:
+            return ""
+        relative = place.page.relative_to(self.plan.folder.parent)
+        return "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)
 
 
 def write_atlases(
-    plan: Plan,
-    classifier: Classifier,
-    classes: Sequence[Sequence[int]],
     options: argparse.Namespace,
-) -> dict[Path, Atlas]:
-    """Write the picture and the page of each class."""
+    plan: Plan,
+    labels: Sequence[str],
+    classes: Sequence[Sequence[int]],
+) -> None:
+    """Write the picture and the page of each class, and tell what is in it."""
     files = [place.numbers for place in plan.places]
-    there = {number: file for number, file in enumerate(files) if file and file.is_file()}
-    regions = {number: read_regions(file) for number, file in there.items()}
-    written = {}
+    regions = {
+        number: read_regions(file) for number, file in enumerate(files) if file and file.is_file()
+    }
     for target in dict.fromkeys(target for several in classes for target in several):
-        label = classifier.labels[target]
+        label = labels[target]
         photos = [number for number in regions if target in classes[number]]
         if not photos:
             continue
         own = [one for number in photos for one in regions[number] if one.label == label]
         atlas = make_atlas(own, label, len(photos), options.groups, options.min_photos)
-        place = options.output / f"{target:04d}_{re.sub(r'[^0-9A-Za-z]+', '_', label)[:60]}.html"
-        write_result(place, atlas_page(atlas), options.overwrite)
-        picture = visualize_atlas(atlas, use_pyplot=False)
-        write_figure(place.with_suffix(".png"), picture, options.overwrite)
+        page = options.output / f"{target:04d}_{re.sub(r'[^0-9A-Za-z]+', '_', label)[:60]}.html"
+        picture = page.with_suffix(".png")
+        write_result(page, atlas_page(atlas), options.overwrite)
+        write_figure(picture, visualize_atlas(atlas, use_pyplot=False), options.overwrite)
         if not options.quiet:
             print(atlas)
-        written[place] = atlas
-    return written
-
-
-def conclude(written: dict[Path, Atlas], summary: DatasetSummary, plan: Plan, quiet: bool) -> int:
-    """Tell where the atlases are, and which photos failed."""
-    for place in [] if quiet else written:
-        print(f"Written: {place}, {place.with_suffix('.png')}")
-    for number, reason in list(summary.failed.items())[:SHOWN]:
-        print(f"captum-pda: error: {plan.places[number].photo}: {reason}", file=sys.stderr)
-    return 1 if summary.failed else 0
+            print(f"Written: {page}, {picture}")

@@ -1,21 +1,37 @@
-"""A classifier with its transforms and the names of its classes: chosen first, loaded later."""
+"""A classifier: its transforms, the names of its classes, and what its outputs are."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from captum_pda.cli.output_kinds import output_kind
-from captum_pda.cli.usage_errors import CommandError
+from captum_pda.basics.errors import warn_user
+from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
+from captum_pda.prediction.model_call import evaluation_mode
+from captum_pda.prediction.outputs import scores_of
+from captum_pda.prediction.readout import OUTPUTS
 
-#: Before a photo is scaled, its longer side is cut to so many times its shorter one. Models look
+IMAGENET_CLASSES = 1000
+#: Before a photo is scaled, its longer side is cut to this many times its shorter one. Models look
 #: at the square in the middle only, and a strip of one pixel would grow beyond the memory.
 MAX_ASPECT = 4
+#: How many classes of a similar name are listed.
+MAX_LISTED = 5
+#: What comes before a number that is not to be taken for a name.
+INDEX = "index:"
+#: Modules whose outputs are probabilities.
+PROBABILITY_MODULES = (nn.Sigmoid, nn.Softmax, nn.Softmax2d, nn.Hardsigmoid)
+#: Modules that hand on the values that they get.
+PASSING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout)
+BLANK = Image.new("RGB", (256, 256))
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,7 @@ class Preprocessing:
 
     @staticmethod
     def of(transform: Callable[[Image.Image], Tensor]) -> Preprocessing:
-        """A transform, with the normalisation that it says to end in."""
+        """A transform, with the normalisation that is among its last steps."""
         steps: Sequence[Any] = getattr(transform, "transforms", [transform])
         for step in reversed(steps):
             if getattr(step, "mean", None) is not None and getattr(step, "std", None) is not None:
@@ -47,19 +63,13 @@ class Preprocessing:
         return Preprocessing(transform, None, None)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model with its weights.
-
-    Args:
-        model: the network.
-        source: where its weights come from.
-        labels: the names of its classes.
-    """
-
-    model: nn.Module
-    source: str
-    labels: tuple[str, ...]
+def _trim(photo: Image.Image) -> Image.Image:
+    width, height = photo.size
+    longest = MAX_ASPECT * min(width, height)
+    if max(width, height) <= longest:
+        return photo
+    left, top = max(width - longest, 0) // 2, max(height - longest, 0) // 2
+    return photo.crop((left, top, left + min(width, longest), top + min(height, longest)))
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class ModelChoice:
         name: what it was chosen by.
         preprocessing: from a photo to its input.
         labels: the names of its classes, where they are known without its weights.
-        load: loads it.
+        load: returns the model, where its weights come from, and the names of its classes.
         output: what its outputs are, where its source says so: "logits", "multilabel",
             "probabilities" or "raw".
     """
@@ -78,7 +88,7 @@ class ModelChoice:
     name: str
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None
-    load: Callable[[], Loaded]
+    load: Callable[[], tuple[nn.Module, str, tuple[str, ...]]]
     output: str | None = None
 
 
@@ -107,23 +117,160 @@ class Classifier:
         choice: ModelChoice, device: str | torch.device = "cpu", output: str | None = None
     ) -> Classifier:
         """Load a model that was chosen; its outputs are read as ``output``, if that is given."""
-        loaded = choice.load()
-        labels = loaded.labels if choice.labels is None else choice.labels
-        if len(labels) != len(loaded.labels):
+        model, source, own_labels = choice.load()
+        labels = own_labels if choice.labels is None else choice.labels
+        if len(labels) != len(own_labels):
             raise CommandError(
-                f"there are {len(labels)} labels for a model of {len(loaded.labels)} classes; "
-                "write one per line"
+                f"there are {len(labels)} labels for a model of {len(own_labels)} classes; write "
+                "one per line"
             )
-        model = loaded.model.eval().to(device)
-        blank = choice.preprocessing(Image.new("RGB", (256, 256))).to(device)
-        kind = output_kind(output, choice.output, model, blank)
-        return Classifier(choice.name, model, choice.preprocessing, labels, loaded.source, kind)
+        model = model.eval().to(device)
+        image = choice.preprocessing(BLANK).to(device)
+        kind = output_kind(output, choice.output, model, image)
+        return Classifier(choice.name, model, choice.preprocessing, labels, source, kind)
 
 
-def _trim(photo: Image.Image) -> Image.Image:
-    width, height = photo.size
-    longest = MAX_ASPECT * min(width, height)
-    if max(width, height) <= longest:
-        return photo
-    left, top = max(width - longest, 0) // 2, max(height - longest, 0) // 2
-    return photo.crop((left, top, left + min(width, longest), top + min(height, longest)))
+# What the outputs are
+
+
+def output_kind(asked: str | None, stated: str | None, model: nn.Module, image: Tensor) -> str:
+    """How to read a model's outputs: as asked, as the model's source states, or as logits.
+
+    A model that ends in a sigmoid or softmax does not return logits: it is refused unless a kind
+    was asked or stated, and a kind that contradicts it is warned of.
+    """
+    if stated is not None and stated not in OUTPUTS:
+        raise UsageError(
+            f"the model's output_kind is {stated!r}; it must be one of {', '.join(OUTPUTS)}"
+        )
+    kind = asked or stated
+    ending = probability_ending(model, image) if kind in (None, "logits", "multilabel") else None
+    if ending is None:
+        return kind or "logits"
+    name, module = ending
+    found = (
+        f"the model ends in a {type(module).__name__} ({name}), so its outputs are probabilities"
+    )
+    if kind is None:
+        raise UsageError(f"{found}; add --output-kind probabilities")
+    warn_user(f"{found}, and they are read as {kind}; use --output-kind probabilities")
+    return kind
+
+
+def probability_ending(model: nn.Module, image: Tensor) -> tuple[str, nn.Module] | None:
+    """The sigmoid or softmax module that made a model's outputs, with its name."""
+    last: list[tuple[str, nn.Module, object]] = []
+
+    def remember(name: str, module: nn.Module, outputs: object) -> None:
+        if not isinstance(module, PASSING_MODULES):
+            last[:] = [(name, module, outputs)]
+
+    handles = [
+        module.register_forward_hook(
+            lambda module, _, outputs, name=name: remember(name, module, outputs)
+        )
+        for name, module in model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        with torch.no_grad(), evaluation_mode(model):
+            outputs = scores_of(model(image))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not last or not isinstance(last[0][1], PROBABILITY_MODULES):
+        return None
+    name, module, made = last[0]
+    # A sigmoid may also be a gate inside of the last layer.
+    is_output = isinstance(made, Tensor) and torch.equal(made.flatten(), outputs.flatten())
+    return (name, module) if is_output else None
+
+
+# The names of classes
+
+
+def default_labels(n_classes: int) -> tuple[str, ...]:
+    """ImageNet's names for a thousand classes, and numbers for others."""
+    if n_classes == IMAGENET_CLASSES:
+        models = optional_module("torchvision.models")
+        return tuple(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
+    return tuple(f"class {number}" for number in range(n_classes))
+
+
+def read_labels(file: Path) -> tuple[str, ...]:
+    """The names in a file with one per line."""
+    try:
+        names = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"the labels in {file} cannot be read ({error}); write one name a line, in UTF-8"
+        ) from error
+    return tuple(name.strip() for name in names if name.strip())
+
+
+def find_class(given: str, labels: Sequence[str], option: str = "--target") -> int:
+    """The class that a name, a number, or part of one name means.
+
+    Where a number is also the name of another class it could mean either, and is refused;
+    "index:3" is class number 3 whatever the names.
+    """
+    wanted = given.strip().casefold()
+    names = [label.strip().casefold() for label in labels]
+    found = [number for number, name in enumerate(names) if name == wanted]
+    digits = wanted.removeprefix(INDEX)
+    if not (found and digits != wanted) and digits.removeprefix("-").isdecimal():
+        index = int(digits)
+        is_class = 0 <= index < len(labels)
+        if found and index not in found and is_class:
+            choices = [f"{INDEX}{number} (named {labels[number]!r})" for number in (*found, index)]
+            raise UsageError(
+                f"{option} {given} may mean a class's name or its number; give "
+                f"{' or '.join(choices)}"
+            )
+        if not found and not is_class:
+            raise UsageError(
+                f"{option} {given} is out of range; the model has classes 0 to {len(labels) - 1}"
+            )
+        found = found or [index]
+    if not found and wanted:
+        found = [number for number, name in enumerate(names) if wanted in name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        found.sort(key=lambda number: _distance(wanted, names[number]))
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        advice = f"{INDEX}{found[0]}" if wanted.isdecimal() else "the number"
+        raise UsageError(
+            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give {advice}"
+        )
+    close = [names.index(name) for name in difflib.get_close_matches(wanted, names, n=3)]
+    advice = (
+        f"did you mean {_listed(close, labels)}?"
+        if close
+        else f"give a number from 0 to {len(labels) - 1}, or part of a class's name"
+    )
+    raise UsageError(f"{option} {given!r} is not a class of this model; {advice}")
+
+
+def true_class(photo: Path, labels: Sequence[str]) -> int | None:
+    """The class that the photo's folder is named after, as data sets are often kept."""
+    folder = _folder_name(photo.absolute().parent.name)
+    found = [number for number, label in enumerate(labels) if _folder_name(label) == folder]
+    return found[0] if len(found) == 1 else None
+
+
+def _folder_name(name: str) -> str:
+    return name.replace("_", " ").strip().casefold()
+
+
+def _distance(wanted: str, name: str) -> tuple[int, int, str]:
+    """Sorts what fits best first: the whole word, then the start of one, then the shorter name."""
+    if re.search(rf"\b{re.escape(wanted)}\b", name):
+        fit = 0
+    else:
+        fit = 1 if re.search(rf"\b{re.escape(wanted)}", name) else 2
+    return fit, len(name), name
+
+
+def _listed(numbers: Sequence[int], labels: Sequence[str]) -> str:
+    return ", ".join(f"{number} ({labels[number]})" for number in numbers[:MAX_LISTED])

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+from captum.attr import LayerAttribution, LayerGradCam, Saliency, visualization
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_pda.cli.arguments import add_overwrite
-from captum_pda.cli.captum_methods import captum_maps
+from captum_pda.basics.device_sync import in_double
 from captum_pda.cli.classifier import Classifier
-from captum_pda.cli.marks import PICTURES
+from captum_pda.cli.folders import PICTURES, check_free, write_figure
 from captum_pda.cli.models import load_classifier
-from captum_pda.cli.places import check_free
-from captum_pda.cli.results import write_figure
+from captum_pda.cli.options import add_overwrite
+from captum_pda.cli.results import top_classes, window_lines
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.cli.words import top_classes, window_lines
 from captum_pda.evidence.strongest import strongest_windows
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
@@ -38,29 +39,6 @@ HOW_TO_READ = (
     "one soft place, without\nsign or unit",
     "pixels that sway the score,\nwithout sign or unit",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Demonstration:
-    """A photo's evidence, and its two most likely classes."""
-
-    evidence: WindowEvidence
-    first: int
-    second: int
-
-    @classmethod
-    def of(cls, evidence: WindowEvidence) -> Demonstration:
-        """The two classes that the network finds most likely."""
-        first, second = evidence.probabilities[0].topk(2).indices.tolist()
-        return cls(evidence, first, second)
-
-    def bits(self) -> Tensor:
-        """The map of the first class, (1, C, H, W)."""
-        return cast(Tensor, self.evidence.attribution(self.first))
-
-    def contrast(self) -> Tensor:
-        """The map of the first class rather than the second, (1, C, H, W)."""
-        return cast(Tensor, self.evidence.contrast(self.first, self.second))
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -87,8 +65,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Explain, tell, and draw."""
-    say = (lambda *_: None) if options.quiet else print
+    """Explain the photos, print what was found, and draw it."""
     if options.output.suffix.lower() not in PICTURES:
         raise UsageError(f"--output {options.output} must end in .png or .jpg")
     check_free([options.output], [], options.overwrite)
@@ -96,74 +73,84 @@ def run(options: argparse.Namespace) -> int:
     classifier = load_classifier()
     pda = PDA(classifier.model)
     sizes, strides = ((64, 96), 64) if options.quick else (None, None)
-    shown = []
+    explained = []
     for name in PHOTOS[:1] if options.quick else PHOTOS:
         image = classifier.preprocessing(Image.fromarray(getattr(photos, name)()))
         evidence = pda.evidence(
             image, scales=sizes, strides=strides, show_progress=not options.quiet
         )
-        shown.append(Demonstration.of(evidence))
-        tell(shown[-1], classifier, say)
-    write_figure(options.output, draw(classifier, shown), options.overwrite)
-    say(f"Written: {options.output}")
+        explained.append(evidence)
+        if not options.quiet:
+            tell(evidence, classifier)
+    write_figure(options.output, draw(classifier, explained), options.overwrite)
+    if not options.quiet:
+        print(f"Written: {options.output}")
     return 0
 
 
-def tell(shown: Demonstration, classifier: Classifier, say: Any) -> None:
+def top_two(evidence: WindowEvidence) -> list[int]:
+    """The two most likely classes."""
+    return cast(list[int], evidence.probabilities[0].topk(2).indices.tolist())
+
+
+def tell(evidence: WindowEvidence, classifier: Classifier) -> None:
     """What the network sees, and what speaks for it and against it."""
-    evidence, name = shown.evidence, classifier.labels[shown.first]
+    first, _ = top_two(evidence)
     seen = top_classes(evidence.probabilities[0], classifier.labels, evidence.measure)
-    say(f"{classifier.name} sees: {seen}")
+    print(f"{classifier.name} sees: {seen}")
     space = tuple(evidence.inputs[0].shape[2:])
-    kinds = strongest_windows(evidence, shown.first)
+    kinds = strongest_windows(evidence, first)
     for verb, windows in zip(("for", "against"), kinds, strict=True):
-        say(f"What speaks {verb} {name}:")
+        print(f"What speaks {verb} {classifier.labels[first]}:")
         for line in window_lines(windows, space, evidence.measure):
-            say(line)
+            print(line)
 
 
-def draw(classifier: Classifier, photos: list[Demonstration]) -> Figure:
+def draw(classifier: Classifier, photos: list[WindowEvidence]) -> Figure:
     """A row for each photo: its strongest regions, our maps, and Captum's."""
     figure = Figure(figsize=(15, 4.7 * len(photos)), layout="compressed")
     rows = figure.subplots(len(photos), 5, squeeze=False)
-    for panels, shown in zip(rows, photos, strict=True):
-        _draw_row(figure, list(panels), classifier, shown)
+    for panels, evidence in zip(rows, photos, strict=True):
+        _draw_row(figure, list(panels), classifier, evidence)
     return figure
 
 
 def _draw_row(
-    figure: Figure, panels: list[Axes], classifier: Classifier, shown: Demonstration
+    figure: Figure, panels: list[Axes], classifier: Classifier, evidence: WindowEvidence
 ) -> None:
-    names = [classifier.labels[number].split(",")[0] for number in (shown.first, shown.second)]
-    share = float(shown.evidence.probabilities[0, shown.first])
+    first, second = top_two(evidence)
+    names = [classifier.labels[number].split(",")[0] for number in (first, second)]
+    share = float(evidence.probabilities[0, first])
     colours = classifier.preprocessing.mean, classifier.preprocessing.std
-    image = shown.evidence.inputs[0]
-    draw_windows(
-        panels[0], picture(image, *colours), *strongest_windows(shown.evidence, shown.first)
-    )
+    image = evidence.inputs[0]
+    draw_windows(panels[0], picture(image, *colours), *strongest_windows(evidence, first))
     panels[0].set_title(f'why "{names[0]}" ({share:.0%})?')
-    titles = f"PDA: {names[0]}", f"{names[0]}, not {names[1]}"
-    for axes, bits, title in zip(
-        panels[1:3], (shown.bits(), shown.contrast()), titles, strict=True
-    ):
+    maps = {
+        f"PDA: {names[0]}": evidence.attribution(first),
+        f"{names[0]}, not {names[1]}": evidence.contrast(first, second),
+    }
+    for axes, (title, bits) in zip(panels[1:3], maps.items(), strict=True):
         visualize_evidence(
-            bits, image, None, None, *colours, title=title, plt_fig_axis=(figure, axes)
+            cast(Tensor, bits),
+            image,
+            None,
+            None,
+            *colours,
+            title=title,
+            plt_fig_axis=(figure, axes),
         )
-    _draw_captums(figure, panels[3:], classifier, shown)
+    _draw_captums(figure, panels[3:], classifier, image, first)
     for axes, words in zip(panels, HOW_TO_READ, strict=True):
         axes.set_xlabel(words, fontsize=9)
 
 
 def _draw_captums(
-    figure: Figure, panels: list[Axes], classifier: Classifier, shown: Demonstration
+    figure: Figure, panels: list[Axes], classifier: Classifier, image: Tensor, target: int
 ) -> None:
     """Captum's own methods, by Captum's own visualizer, which brings each map to at most 1."""
-    from captum.attr import visualization
-
-    image = shown.evidence.inputs[0]
     photo = picture(image, classifier.preprocessing.mean, classifier.preprocessing.std)
     signs = {"GradCAM": ("positive", "Reds"), "Saliency": ("absolute_value", "Purples")}
-    maps = captum_maps(classifier.model, image, shown.first)
+    maps = captum_maps(classifier.model, image, target)
     for axes, (name, (sign, colours)) in zip(panels, signs.items(), strict=True):
         visualization.visualize_image_attr(
             maps[name][..., None],
@@ -176,3 +163,20 @@ def _draw_captums(
             use_pyplot=False,
         )
         draw_colorbar(figure, [axes], axes.images[-1:], "normalised, no unit")
+
+
+def captum_maps(model: nn.Module, image: Tensor, target: int) -> dict[str, npt.NDArray[np.float64]]:
+    """The maps of Saliency and GradCAM, (H, W) each, by name."""
+    with warnings.catch_warnings():
+        # Captum warns that it sets hooks and gradients for a while.
+        warnings.simplefilter("ignore")
+        saliency = Saliency(model).attribute(image.clone(), target=target)
+        grad_cam = LayerGradCam(model, last_convolution(model)).attribute(image, target=target)
+    upsampled = LayerAttribution.interpolate(grad_cam, tuple(image.shape[2:]), "bilinear")
+    maps = {"Saliency": saliency, "GradCAM": upsampled}
+    return {name: in_double(one[0].sum(dim=0).detach()).cpu().numpy() for name, one in maps.items()}
+
+
+def last_convolution(model: nn.Module) -> nn.Module:
+    """The last convolution, where GradCAM looks."""
+    return [module for module in model.modules() if isinstance(module, nn.Conv2d)][-1]

@@ -3,38 +3,129 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from captum_pda.basics.plurals import counted
-from captum_pda.basics.version import __version__
-from captum_pda.cli.explain_options import add_parser, make_question
-from captum_pda.cli.explanation import Explanation, PhotoExplainer
-from captum_pda.cli.photo_job import PhotoSet, PhotoWriter
-from captum_pda.cli.places import (
-    INDEX_FILE,
-    SUMMARY_FILE,
+from captum_pda.cli.classifier import BLANK, Classifier, Preprocessing
+from captum_pda.cli.explainer import (
+    Explanation,
+    PhotoExplainer,
+    check_options,
+    check_size,
+    named_classes,
+)
+from captum_pda.cli.folders import (
+    RAW_FORMATS,
+    Place,
     Plan,
+    check_free,
     plan_folder,
     plan_photos,
+    write_folder_index,
+    write_summary,
 )
-from captum_pda.cli.preparation import make_explainer, run_on_ranks, with_engines
-from captum_pda.cli.processes import is_launched
-from captum_pda.cli.results import write_result
-from captum_pda.cli.usage_errors import CommandError, in_command_words
-from captum_pda.cli.words import answer_lines, top_classes
-from captum_pda.datasets.explain_dataset import DatasetSummary, Job
-from captum_pda.datasets.stored_files import json_text
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.cli.models import choose_model
+from captum_pda.cli.options import add_method_options, add_model_options, add_overwrite, positive
+from captum_pda.cli.photos import read_photo
+from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
+from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
+from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
+from captum_pda.datasets.records import Example
+from captum_pda.distributed.ranks import OtherRankError, Ranks
 from captum_pda.distributed.shared_work import Display
-from captum_pda.report.index import index_page
+from captum_pda.priors import GaussianPatchPrior
 
-__all__ = ["add_parser", "run"]
+#: How many failures are printed; all of them are in a folder's summary.
+SHOWN_FAILURES = 20
+#: Environment variables that torchrun sets for every process.
+LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+#: A process may have to wait for another one's largest photo; one that is dead is noticed at once.
+PATIENCE = timedelta(days=7)
+#: More than a thread of gloo needs to let go of its last message.
+SECONDS_TO_SETTLE = 0.2
 
-#: Failures that are printed; all of them are in a folder's summary.
-SHOWN = 20
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """The options of this command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain",
+        help="which parts of your photos speak for a class, and which against it",
+        description="Which parts of a photo speak for a class, and which against it? Writes a "
+        "picture (PNG) and the map in bits (npz or safetensors) of each photo, and tells "
+        "the strongest evidence in words.",
+    )
+    parser.add_argument(
+        "images",
+        nargs="+",
+        type=Path,
+        metavar="IMAGE",
+        help="photos of any kind; or a folder, of which all photos are explained that are not done "
+        "yet, also by several processes under torchrun",
+    )
+    _add_classes(parser.add_argument_group("what to explain"))
+    add_method_options(parser.add_argument_group("how to explain it"))
+    add_model_options(parser)
+    _add_output(parser.add_argument_group("what to write"))
+    parser.set_defaults(target_option="--target")
+    return parser
+
+
+def _add_classes(which: argparse._ActionsContainer) -> None:
+    which.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
+        "may be given several times. Default: the top class",
+    )
+    which.add_argument(
+        "--classes",
+        type=positive,
+        metavar="N",
+        help="the N classes with the highest probability, from one set of forward passes",
+    )
+    which.add_argument(
+        "--contrast",
+        nargs=2,
+        metavar=("A", "B"),
+        help="what speaks for class A rather than class B?",
+    )
+
+
+def _add_output(output: argparse._ActionsContainer) -> None:
+    output.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="PATH",
+        help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
+        "here, as cat.jpg_evidence.png for cat.jpg",
+    )
+    output.add_argument(
+        "--raw",
+        choices=RAW_FORMATS,
+        default="npz",
+        help="the format of the maps for programs, next to the picture (default: %(default)s)",
+    )
+    output.add_argument(
+        "--html",
+        action="store_true",
+        help="also write a page of each photo that answers to pointer and keys (no server, no "
+        "network), and an index.html of a folder",
+    )
+    add_overwrite(output)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,33 +135,76 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
-        plan, explainer = prepare(options)
-    explainer = with_engines(explainer, plan, ranks, options.overwrite)
-    classifier, is_folder = explainer.classifier, plan.folder is not None
+        check_options(options)
+        is_folder = is_launched() or any(path.is_dir() for path in options.images)
+        make_plan = plan_folder if is_folder else plan_photos
+        plan = make_plan(options.images, options.output, options.raw, options.html)
+        if not any(place.photo.exists() for place in plan.places):
+            raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
+        explainer = load_explainer(options, plan, not options.quiet and not is_folder)
+    classifier = explainer.classifier
     writer = PhotoWriter(
         plan,
-        explainer,
-        {"weights": classifier.weights, "prior_file": str(options.prior or "") or None},
+        classifier,
         options.overwrite,
+        {"weights": classifier.weights, "prior_file": str(options.prior or "") or None},
         None if options.quiet or is_folder else partial(tell, classifier.labels),
     )
-    title = "Explaining" if is_folder and not options.quiet else None
-    job = Job(explainer, PhotoSet(plan.places, classifier.preprocessing), writer)
-    summary = job.run(ranks, Display(title, "photo", options.debug))
-    return conclude(plan, summary, options) if ranks.rank == 0 else 0
+    summary = explain_photos(options, plan, explainer, writer, ranks)
+    return conclude(options, plan, summary) if ranks.rank == 0 else 0
 
 
-def prepare(options: argparse.Namespace) -> tuple[Plan, PhotoExplainer]:
+def load_explainer(
+    options: argparse.Namespace, plan: Plan, show_progress: bool = False
+) -> PhotoExplainer:
     """Check everything that can be checked before a model is loaded; then load it."""
-    question = make_question(options)
-    is_folder = is_launched() or any(path.is_dir() for path in options.images)
-    make_plan = plan_folder if is_folder else plan_photos
-    plan = make_plan(options.images, options.output, options.raw, options.html)
-    if not any(place.photo.exists() for place in plan.places):
-        raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
-    explainer = make_explainer(options, question, plan, not options.quiet and not is_folder)
-    question.named_classes(explainer.classifier.labels)
-    return plan, explainer
+    extra = [path for path in (options.weights, options.labels, options.prior) if path]
+    inputs = [*(place.photo for place in plan.places), *extra]
+    check_free(plan.files, inputs, options.overwrite)
+    device = own_device(options.device)
+    prior = GaussianPatchPrior.load(options.prior) if options.prior else None
+    choice = choose_model(options.model, options.weights, options.labels)
+    check_size(options, choice.preprocessing(BLANK))
+    if choice.labels is not None:
+        named_classes(options, choice.labels)  # refuses unknown names
+    classifier = Classifier.of(choice, device, options.output_kind)
+    named_classes(options, classifier.labels)
+    return PhotoExplainer(classifier, options, prior, show_progress)
+
+
+def explain_photos(
+    options: argparse.Namespace,
+    plan: Plan,
+    explainer: PhotoExplainer,
+    writer: ResultWriter,
+    ranks: Ranks,
+) -> DatasetSummary:
+    """Explain what is not done yet, by all processes, each with the same engines."""
+    with ranks.failing_together():
+        engines = {}
+        if ranks.rank == 0:
+            engines = explainer.choose_engines(plan.folder, options.overwrite)
+    explainer.engines = ranks.gather_objects(engines)[0]
+    title = None if options.quiet or plan.folder is None else "Explaining"
+    photos = PhotoSet(plan.places, explainer.classifier.preprocessing)
+    return Job(explainer, photos, writer).run(ranks, Display(title, "photo", options.debug))
+
+
+class PhotoSet:
+    """Photos as a data set of a model's inputs; each is read once, when it is its turn."""
+
+    def __init__(self, places: Sequence[Place], preprocessing: Preprocessing) -> None:
+        self.places = places
+        self.preprocessing = preprocessing
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, number: int) -> Example:
+        path = self.places[number].photo
+        image, sha256 = read_photo(path)
+        source = {"photo": str(path), "photo_sha256": sha256}
+        return Example(self.preprocessing(image)[0], source=source)
 
 
 def tell(
@@ -85,16 +219,14 @@ def tell(
     print(f"Written: {', '.join(str(file) for file in written)}")
 
 
-def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -> int:
+def conclude(options: argparse.Namespace, plan: Plan, summary: DatasetSummary) -> int:
     """Tell what became of the photos, on the screen and in a folder's summary; the exit code."""
     failed = {str(plan.places[number].photo): why for number, why in summary.failed.items()}
     total, hint = len(plan.places), "the others are written"
     if plan.folder is not None:
-        place = plan.folder / SUMMARY_FILE
-        write_summary(place, summary, total, failed, options.overwrite)
-        if options.html:
-            write_folder_index(plan, options.overwrite)
-        hint = f"{place} lists them, and the same command tries them again"
+        path = write_summary(plan.folder, summary, total, failed, options.overwrite)
+        write_folder_index(plan, options.overwrite)
+        hint = f"{path} lists them, and the same command tries them again"
         if not options.quiet:
             before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
             print(
@@ -102,9 +234,10 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
                 f"before, {len(failed)} failed."
             )
             print(f"Written: {plan.folder}")
-    for path, reason in list(failed.items())[:SHOWN]:
-        # A reason that names the photo does not need to be told which one it is about.
-        line = reason if path in reason or total == 1 else f"{path}: {reason}"
+    for path_of_photo, reason in list(failed.items())[:SHOWN_FAILURES]:
+        # Some reasons name the photo themselves.
+        is_clear = path_of_photo in reason or total == 1
+        line = reason if is_clear else f"{path_of_photo}: {reason}"
         print(f"captum-pda: error: {in_command_words(line)}", file=sys.stderr)
     if failed and total > 1:
         print(
@@ -114,23 +247,60 @@ def conclude(plan: Plan, summary: DatasetSummary, options: argparse.Namespace) -
     return 1 if failed else 0
 
 
-def write_folder_index(plan: Plan, overwrite: bool) -> None:
-    """Write the index of all pages of a folder that are there."""
-    pages = [place.page for place in plan.places if place.page and place.page.is_file()]
-    if plan.folder is not None:
-        index = plan.folder / INDEX_FILE
-        write_result(index, index_page(pages, index, plan.folder.name), overwrite)
+# The processes that torchrun starts
 
 
-def write_summary(
-    place: Path, summary: DatasetSummary, total: int, failed: dict[str, str], overwrite: bool
-) -> None:
-    """Write what became of a folder's photos."""
-    content = {
-        "captum_pda": __version__,
-        "photos": total,
-        "explained": summary.explained,
-        "done_before": summary.done_before,
-        "failed": failed,
-    }
-    write_result(place, json_text(content, indent=2).encode(), overwrite)
+def run_on_ranks(run: Callable[[Ranks], int]) -> int:
+    """Run a command in all processes that torchrun started; its exit code."""
+    with process_group() as group:
+        ranks = Ranks(group)
+        try:
+            return run(ranks)
+        except (UsageError, OtherRankError):
+            if ranks.rank == 0:
+                raise
+            return 0  # The first process prints the error for all.
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return os.environ.keys() >= LAUNCHED
+
+
+@contextmanager
+def process_group() -> Iterator[Any]:
+    """The group of all processes that torchrun started, or None for a single process."""
+    if not is_launched():
+        yield None
+        return
+    # Ranks exchange a few words only, for which the GPUs are not needed.
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield dist.group.WORLD
+    finally:
+        # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
+        time.sleep(SECONDS_TO_SETTLE)
+        dist.destroy_process_group()
+
+
+def own_device(name: str) -> torch.device:
+    """The device of a name; of several GPUs, this process's own."""
+    device = device_for(name)
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_for(name: str) -> torch.device:
+    """The device of a name, if this machine has it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(
+            f"--device {name} is not on this machine; leave it out, or use cpu"
+        ) from None
+    return device

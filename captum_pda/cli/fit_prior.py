@@ -10,10 +10,10 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from captum_pda.basics.plurals import counted
-from captum_pda.cli.arguments import add_model_name, add_overwrite, positive
-from captum_pda.cli.models import preprocessing_for
-from captum_pda.cli.photos import find_photos, load_photo
-from captum_pda.cli.places import check_free
+from captum_pda.cli.folders import check_free
+from captum_pda.cli.models import choose_model
+from captum_pda.cli.options import add_model_name, add_overwrite, positive
+from captum_pda.cli.photos import find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.priors import GaussianPatchPrior
 from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
@@ -66,16 +66,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fit photo by photo; those that cannot be read are told and left out."""
+    """Fit photo by photo; those that cannot be read are named and left out."""
     check_output(options.output, options.overwrite)
     paths = find_photos(options.folder)[: options.limit]
     check_free([options.output], paths, options.overwrite)
-    preprocess = preprocessing_for(options.model)
+    preprocess = choose_model(options.model).preprocessing
     prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
     unreadable = 0
     for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):
         try:
-            prior.partial_fit(preprocess(load_photo(path)))
+            prior.partial_fit(preprocess(read_photo(path)[0]))
         except CommandError as error:
             unreadable += 1
             tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)

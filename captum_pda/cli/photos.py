@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +31,12 @@ FORMATS = (
 #: A photo of more pixels is read at a smaller size where its format can, and refused otherwise: a
 #: file of a few kilobytes can claim to be larger than the memory.
 MAX_PIXELS = 2**27
-#: A larger file is not read: so many pixels take less, even as plain numbers of 16 bits.
+#: A larger file is not read: MAX_PIXELS take less, even as plain numbers of 16 bits.
 MAX_BYTES = 2**30
 
 
-@dataclass(frozen=True, eq=False)
-class Photo:
-    """A photo as it was read, once.
-
-    Args:
-        image: as RGB, the right way up.
-        sha256: a hash of the very bytes that the image was read from.
-    """
-
-    image: Image.Image
-    sha256: str
-
-
-def read_photo(path: Path) -> Photo:
-    """A photo as RGB, the right way up.
+def read_photo(path: Path) -> tuple[Image.Image, str]:
+    """A photo as RGB, the right way up, and a hash of the very bytes that it was read from.
 
     Grey, palette, CMYK and 16-bit photos are converted, transparent ones laid on white, those
     with an EXIF orientation turned; of an animation, the first frame counts.
@@ -63,7 +49,7 @@ def read_photo(path: Path) -> Photo:
             with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
                 _check_size(path, image)
                 rgb = to_rgb(ImageOps.exif_transpose(image))
-        return Photo(rgb, hashlib.sha256(content).hexdigest())
+        return rgb, hashlib.sha256(content).hexdigest()
     except (CommandError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -74,11 +60,6 @@ def read_photo(path: Path) -> Photo:
         raise CommandError(
             f"{path} cannot be read ({one_line(error)}); it may be damaged: open and save it anew"
         ) from error
-
-
-def load_photo(path: Path) -> Image.Image:
-    """The image of ``read_photo`` alone."""
-    return read_photo(path).image
 
 
 def _bytes_of(path: Path) -> bytes:

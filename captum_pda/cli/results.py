@@ -1,12 +1,16 @@
-"""Write an explanation: a picture for people, and numbers for programs."""
+"""What was found about a photo, as a picture, numbers, a page and words; and its writer.
+
+``explain_dataset`` does the rest: for one photo as for a folder, in one process or under torchrun.
+Each result is written whole as soon as it exists, the picture first; the numbers say by what they
+were made. So a folder's run that was stopped goes on where it was, and nothing is done twice.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +19,110 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from captum_pda.basics.files import write_whole
-from captum_pda.cli.classifier import Classifier
-from captum_pda.cli.explanation import Explanation
-from captum_pda.cli.marks import is_own, mark_options
-from captum_pda.cli.places import not_ours
-from captum_pda.cli.usage_errors import CommandError
-from captum_pda.cli.words import prediction_words
-from captum_pda.datasets.stored_files import SETTINGS, json_text, safetensors_file
+from captum_pda.basics.files import remove_parts
+from captum_pda.cli.classifier import Classifier, true_class
+from captum_pda.cli.explainer import Answer, Explanation
+from captum_pda.cli.folders import Plan, write_figure, write_result
+from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.datasets.records import Record
+from captum_pda.datasets.result_folder import (
+    SETTINGS,
+    SettingsError,
+    json_text,
+    keep_settings,
+    safetensors_file,
+    stored_record,
+)
+from captum_pda.evidence.strongest import StrongWindow
+from captum_pda.prediction.measures import Measure
+from captum_pda.report.photo_report import report_page
 from captum_pda.visualization import visualize_evidence_multiple
 
-DPI = 110
-MOST_COLUMNS = 4
+MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
+#: Windows of fewer bits are not listed: they change the odds by less than a hundredth.
+LEAST_BITS = 0.01
+#: The largest factor of odds that is printed is 2 to this power.
+MAX_TOLD_BITS = 99.0
+ROWS = ("upper", "middle", "lower")
+COLUMNS = ("left", "middle", "right")
 
 
-def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
-    """Write a file, with its folder, or say in one line why not.
+class PhotoWriter:
+    """Writes the picture, the numbers and the page of each photo.
 
-    What this command did not write is left as it is, unless ``overwrite``.
+    Args:
+        plan: where they go.
+        classifier: what explained them.
+        overwrite: whether to replace files that this command did not write.
+        notes: further facts to store with the numbers.
+        tell: called with each photo, its explanation and the files written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        there = os.path.lexists(path)
-        if there and not overwrite and not is_own(path):
-            raise CommandError(not_ours(path))
-        write_whole(path, content, overwrite=there)
-    except OSError as error:
-        raise CommandError(
-            f"{path} cannot be written ({error.strerror or error}); choose another place with "
-            "--output"
-        ) from error
 
+    def __init__(
+        self,
+        plan: Plan,
+        classifier: Classifier,
+        overwrite: bool = False,
+        notes: Mapping[str, Any] | None = None,
+        tell: Callable[[Path, Explanation, Sequence[Path]], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.classifier = classifier
+        self.overwrite = overwrite
+        self.notes = dict(notes or {})
+        self.tell = tell
+        self.settings: dict[str, Any] = {}
 
-def write_figure(path: Path, figure: Figure, overwrite: bool = False) -> None:
-    """Write a figure as PNG or JPEG, by its ending, with a mark of who wrote it."""
-    content = io.BytesIO()
-    figure.savefig(content, dpi=DPI, **mark_options(path))
-    write_result(path, content.getvalue(), overwrite)
+    def start(self, settings: dict[str, Any]) -> None:
+        """Keep the settings of a folder, or compare them with those that it has."""
+        self.settings = settings
+        folder = self.plan.folder
+        if folder is None:
+            return
+        try:
+            keep_settings(folder, settings, self.overwrite)
+        except SettingsError as error:
+            raise UsageError(f"--output {error}") from error
+        except OSError as error:
+            raise CommandError(
+                f"--output {folder} cannot be written ({error.strerror or error}); choose another "
+                "place"
+            ) from error
+        remove_parts(folder)
+
+    def stored(self, number: int) -> Record | None:
+        """What a photo's result in a folder was made from; a single photo is explained anew."""
+        place = self.plan.places[number]
+        whole = all(file.is_file() for file in place.files)
+        if self.plan.folder is None or place.numbers is None or not whole:
+            return None
+        return stored_record(place.numbers, self.settings)
+
+    def write(self, number: int, explanation: Explanation, record: Record) -> None:
+        """Write what was found about a photo, the numbers last."""
+        place = self.plan.places[number]
+        if place.picture is not None:
+            figure = draw_picture(explanation, self.classifier)
+            write_figure(place.picture, figure, self.overwrite)
+        settings = {**self.settings, **self.notes, **record.settings}
+        if place.page is not None and explanation.evidence is not None:
+            page = photo_page(place.photo, explanation, self.classifier, settings)
+            write_result(place.page, page, self.overwrite)
+        if place.numbers is not None:
+            content = self.numbers(number, explanation, record, settings)
+            write_result(place.numbers, content, self.overwrite)
+        if self.tell is not None:
+            self.tell(place.photo, explanation, place.files)
+
+    def numbers(
+        self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]
+    ) -> bytes:
+        """The content of the file of numbers of a photo."""
+        place = self.plan.places[number]
+        ending = "" if place.numbers is None else place.numbers.suffix
+        return numbers_in_file(ending, explanation, record.outputs, settings)
 
 
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
@@ -66,7 +135,7 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         lines = [*name.splitlines(), chances, explanation.method]
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     n_panels = len(titles) + 1
-    n_rows = math.ceil(n_panels / MOST_COLUMNS)
+    n_rows = math.ceil(n_panels / MAX_COLUMNS)
     figure, _ = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
@@ -87,10 +156,10 @@ def numbers_in_file(
     """The maps, with everything that is needed to know what they are.
 
     A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W; for raw
-    outputs in their own unit), "first" and "second" (the class of each answer and the one it is
-    told apart from, or -1), "probabilities" (classes; not for raw outputs), "outputs" (what the
-    model said of the whole photo); and the settings and names as JSON, in the array "settings" or
-    the file's header.
+    outputs in their own unit), "first" and "second" (the class of each answer, and the one that it
+    is contrasted with, or -1), "probabilities" (classes; not for raw outputs), "outputs" (the
+    model's outputs for the whole photo); and the settings and names as JSON, in the array
+    "settings" or the file's header.
     """
     second = [
         answer.classes[1] if len(answer.classes) > 1 else -1 for answer in explanation.answers
@@ -103,7 +172,7 @@ def numbers_in_file(
     if explanation.measure.needs_probabilities:
         tensors["probabilities"] = explanation.predictions.cpu().float()
     if outputs is not None:
-        tensors["outputs"] = outputs if outputs.dtype == torch.float64 else outputs.float()
+        tensors["outputs"] = plain_outputs(outputs)
     names = [answer.name for answer in explanation.answers]
     header = json_text({**settings, "answers": names})
     if ending == ".safetensors":
@@ -112,3 +181,88 @@ def numbers_in_file(
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(file, settings=np.array(header), **arrays)
     return file.getvalue()
+
+
+def plain_outputs(outputs: Tensor) -> Tensor:
+    """Outputs in a precision that every file can hold."""
+    return (outputs if outputs.dtype == torch.float64 else outputs.float()).cpu()
+
+
+def photo_page(
+    photo: Path, explanation: Explanation, classifier: Classifier, settings: Mapping[str, Any]
+) -> bytes:
+    """The report of an explained photo."""
+    if explanation.evidence is None:
+        raise ValueError("a page needs the evidence of windows, which this method does not give")
+    answers = [answer.classes for answer in explanation.answers]
+    pair = next((classes for classes in answers if len(classes) == 2), None)
+    return report_page(
+        {explanation.method.partition(",")[0]: explanation.evidence},
+        photo.name,
+        classifier.labels,
+        classifier.preprocessing.mean,
+        classifier.preprocessing.std,
+        truth=true_class(photo, classifier.labels),
+        targets=[classes[0] for classes in answers],
+        contrast=None if pair is None else (pair[0], pair[1]),
+        settings=settings,
+    )
+
+
+# In words
+
+
+def top_classes(predictions: Tensor, labels: Sequence[str], measure: Measure, n: int = 5) -> str:
+    """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
+    best = predictions.topk(min(n, len(labels)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return ", ".join(f"{labels[number]} {prediction_words(one, measure)}" for number, one in pairs)
+
+
+def prediction_words(prediction: float, measure: Measure) -> str:
+    """A probability as "95.0%", a raw output as "3.14"."""
+    return f"{prediction:.1%}" if measure.needs_probabilities else f"{prediction:.4g}"
+
+
+def answer_lines(answer: Answer, space: tuple[int, ...], measure: Measure) -> Iterator[str]:
+    """What speaks for a class and what against it, the strongest first."""
+    for verb, windows in (("for", answer.speak_for), ("against", answer.speak_against)):
+        yield f"What speaks {verb} {answer.name}:"
+        yield from window_lines(windows, space, measure)
+
+
+def window_lines(
+    windows: Sequence[StrongWindow], space: tuple[int, ...], measure: Measure
+) -> Iterator[str]:
+    """A line for each window with evidence to list, or one line if there is none."""
+    least = LEAST_BITS if measure.needs_probabilities else 0.0
+    listed = [window for window in windows if abs(window.value) >= least]
+    for window in listed:
+        yield f"  {window_words(window, space, measure)}"
+    if not listed:
+        yield f"  nothing, to within {LEAST_BITS} bits" if least else "  nothing"
+
+
+def window_words(window: StrongWindow, space: tuple[int, ...], measure: Measure) -> str:
+    """Where a window lies, its evidence, and for bits what that does to the odds."""
+    rows, columns = (
+        f"{start}-{start + width - 1}"
+        for start, width in zip(window.corner, window.shape, strict=True)
+    )
+    where = f"{place(window, space)} (rows {rows}, columns {columns})"
+    if not measure.needs_probabilities:
+        return f"{window.value:+.3g} {measure.unit}  {where}"
+    times = 2 ** min(abs(window.value), MAX_TOLD_BITS)
+    change = "higher" if window.value > 0 else "lower"
+    return f"{window.value:+.2f} bits  {where}: seeing it makes the odds {times:.3g} times {change}"
+
+
+def place(window: StrongWindow, space: tuple[int, ...]) -> str:
+    """The ninth of the image in which a window's middle lies: "the upper left"."""
+    thirds = [
+        min(int(3 * (start + width / 2) / size), 2)
+        for start, width, size in zip(window.corner, window.shape, space, strict=True)
+    ]
+    if thirds == [1, 1]:
+        return "the centre"
+    return f"the {ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"

@@ -20,7 +20,7 @@ class UsageError(CommandError):
 
 
 def optional_module(name: str, package: str = '"captum_pda[demo]"') -> ModuleType:
-    """A module that only the commands need, or the line that says which package brings it."""
+    """A module that only some commands need, or an error that names the package to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

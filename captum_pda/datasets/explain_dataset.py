@@ -1,4 +1,4 @@
-"""Explain a whole data set with any Captum attribution, on one process or many."""
+"""Explain a whole data set with any Captum attribution, in one process or several."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from captum_pda.basics.device_sync import generator_for
 from captum_pda.basics.errors import warn_user
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.datasets.records import Example, Record, record_of
-from captum_pda.datasets.settings import Description, describe, described
+from captum_pda.datasets.records import Example, Record, describe, described, record_of
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.distributed.shared_work import Display, share_work
 
@@ -31,8 +30,7 @@ class ResultWriter(Protocol):
         ...
 
     def stored(self, number: int) -> Record | None:
-        """What the result of an example was made from, if there is a whole one with the same
-        settings."""
+        """What the result of an example was made from; None without a result of these settings."""
         ...
 
     def write(self, number: int, attributions: Any, record: Record) -> None:
@@ -40,7 +38,7 @@ class ResultWriter(Protocol):
         ...
 
 
-#: Comparing what is there shows no progress if it takes less.
+#: Comparing stored results shows no progress bar if it takes less.
 SECONDS_UNSEEN = 1.0
 #: The methods of a writer, and what they are called with.
 WRITER_METHODS = {
@@ -83,10 +81,10 @@ def explain_dataset(
     target: Any = None,
     **arguments: Any,
 ) -> DatasetSummary:
-    """Explain every example of a data set, and keep each result as soon as it is there.
+    """Explain every example of a data set, and store each result as soon as it is finished.
 
     A rerun skips what is done. A stored result counts only if input, target and all settings are
-    the same and the model still says the same about that very input, up to rounding: its outputs
+    the same and the model's outputs for that very input are too, up to rounding: they
     are stored with the result, and one forward pass compares them. What does not count is
     explained anew, and the summary says why. An example that cannot be loaded or explained is
     reported in the summary and does not stop the others.
@@ -145,7 +143,7 @@ def check_writer(writer: Any) -> None:
             )
         try:
             inspect.signature(method).bind(*arguments)
-        except ValueError:  # a method without a signature that Python can tell
+        except ValueError:  # a method without a known signature
             continue
         except TypeError as error:
             raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
@@ -163,26 +161,26 @@ class Job:
 
     def run(self, ranks: Ranks, display: Display) -> DatasetSummary:
         """Explain what is not done yet, shared by all ranks."""
-        description = describe(self.attribution, self.target, self.arguments)
+        settings, unknown = describe(self.attribution, self.target, self.arguments)
         with ranks.failing_together():
             # The first rank writes the settings, and the others compare theirs.
             if ranks.rank == 0:
-                self.writer.start(description.settings)
+                self.writer.start(settings)
         with ranks.failing_together():
             if ranks.rank > 0:
-                self.writer.start(description.settings)
-        # What is there is compared first, which is quick: then all that is left takes about as
-        # long, and the time left can be told.
+                self.writer.start(settings)
+        # Stored results are compared first, which is quick: then the others take about as long
+        # each, and the time left can be estimated.
         before = share_work(
             len(self.examples),
-            lambda number: self._compare(number, description),
+            lambda number: self._compare(number, unknown),
             ranks,
             replace(display, title=display.title and "Comparing", delay=SECONDS_UNSEEN),
         )
         left = [number for number in range(len(self.examples)) if number not in before.failed]
         left = [number for number in left if not before.returned[number].is_skipped]
         done = share_work(
-            len(left), lambda place: self._explain(left[place], description), ranks, display
+            len(left), lambda place: self._explain(left[place], unknown), ranks, display
         )
         explained = {left[place]: outcome for place, outcome in done.returned.items()}
         outcomes = {**before.returned, **explained}
@@ -193,7 +191,7 @@ class Job:
         if surprising and ranks.rank == 0:
             first, reason = next(iter(surprising.items()))
             warn_user(
-                f"{len(surprising)} of {len(outcomes)} results that were there did not count and "
+                f"{len(surprising)} of {len(outcomes)} stored results did not count and "
                 f"were explained anew; of example {first}, {reason}"
             )
         n_skipped = sum(one.is_skipped for one in outcomes.values())
@@ -201,19 +199,19 @@ class Job:
             len(outcomes) - n_skipped, n_skipped, dict(sorted(failed.items())), outdated
         )
 
-    def _compare(self, number: int, description: Description) -> Outcome:
-        """Whether there is a result of an example that counts."""
+    def _compare(self, number: int, unknown: list[str]) -> Outcome:
+        """Whether a stored result of an example counts."""
         stored = self.writer.stored(number)
         if stored is None:
             return Outcome()
-        return _compare(self._recorded(number)[1], stored, description)
+        return _compare(self._recorded(number)[1], stored, unknown)
 
-    def _explain(self, number: int, description: Description) -> Outcome:
+    def _explain(self, number: int, unknown: list[str]) -> Outcome:
         """Explain an example, unless a result that counts has come in the meantime."""
         example, record = self._recorded(number)
         outcome = Outcome()
         if (stored := self.writer.stored(number)) is not None:
-            outcome = _compare(record, stored, description)
+            outcome = _compare(record, stored, unknown)
         if not outcome.is_skipped:
             batch, target = example.inputs.unsqueeze(0), self._target_of(example)
             result = self.attribution.attribute(batch, target=target, **self._arguments_for(number))
@@ -248,7 +246,7 @@ class Outcome:
 
     Args:
         is_skipped: whether it was done before.
-        change: why a result that was there did not count, if one was.
+        change: why a stored result did not count.
         is_surprising: whether that is for another reason than other data.
     """
 
@@ -257,14 +255,14 @@ class Outcome:
     is_surprising: bool = False
 
 
-def _compare(record: Record, stored: Record, description: Description) -> Outcome:
+def _compare(record: Record, stored: Record, unknown: list[str]) -> Outcome:
     """Whether a stored result counts, and if not, why."""
     if change := record.change_of_example(stored):
         return Outcome(change=change)
     change = record.change_of_model(stored)
-    if change is None and description.unknown:
+    if change is None and unknown:
         change = (
-            f"nothing tells whether {description.unknown[0]} is the same; give its class a method "
+            f"it is not known whether {unknown[0]} is the same; give its class a method "
             "settings() that returns what results depend on"
         )
     return Outcome(change is None, change, change is not None)

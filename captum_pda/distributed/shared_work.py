@@ -1,4 +1,4 @@
-"""Many tasks over the ranks of a process group: whoever is free takes the next one."""
+"""Many tasks over the ranks of a process group: the next free rank takes the next one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def share_work(
     counter = _Counter(ranks)
     done = WorkDone({}, {})
     silent = display.title is None or ranks.rank > 0 or not n_tasks
-    # The time left is told from all tasks so far, as ranks finish several at once.
+    # The time left is estimated from all tasks so far, as ranks finish several at once.
     bar = tqdm(
         total=n_tasks,
         desc=display.title,
@@ -105,7 +105,7 @@ def share_work(
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's message without line breaks, and its kind where that alone says little."""
+    """An error's message without line breaks, and its kind if the message alone is unclear."""
     message, kind = " ".join(str(error).split()), type(error).__name__
     says_little = isinstance(error, LookupError | AttributeError | AssertionError | ArithmeticError)
     return f"{kind}: {message}" if message and says_little else message or kind

@@ -11,9 +11,8 @@ from PIL import Image
 from captum_pda.atlas import read_regions
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
-from captum_pda.cli.photos import load_photo
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.cli.photos import read_photo
+from captum_pda.report.page_file import read_block, unpack
 
 QUICK = ["--model", "tiny:five", "--device", "cpu", "--method", "efficient", "--window", "8"]
 QUICK += ["--stride", "8", "--min-bits", "0", "--output", "out"]
@@ -103,7 +102,7 @@ def test_regions_of_a_feature_map_are_cut_out_where_they_lie_in_the_photo(photos
     assert main([*command, "--output", "out", *layer]) == 0
     classifier = load_classifier("tiny:five")
     for name in ("cat/1.png", "cat/2.png"):
-        image = classifier.preprocessing(load_photo(photos / name))
+        image = classifier.preprocessing(read_photo(photos / name)[0])
         pixels = ((image[0] * 0.25 + 0.5) * 255).round().byte().permute(1, 2, 0).numpy()
         kept = read_regions(f"out/photos/{name}_evidence.safetensors")
         assert kept

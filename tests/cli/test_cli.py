@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,9 @@ from PIL import Image
 from safetensors import safe_open
 
 from captum_pda import EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
-from captum_pda.cli import preparation
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
-from captum_pda.cli.photos import load_photo
+from captum_pda.cli.photos import read_photo
 
 MODEL = "tiny:five"
 WINDOW = 8
@@ -42,7 +42,7 @@ def run(*arguments: str, model: str = MODEL) -> int:
 def expected(photo: str = "cat.png"):
     """The classifier and the input that the command should use."""
     classifier = load_classifier(MODEL)
-    return classifier.model, classifier.preprocessing(load_photo(Path(photo)))
+    return classifier.model, classifier.preprocessing(read_photo(Path(photo))[0])
 
 
 def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,11 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", ".", "--output", "out", "--raw", "none"], 2, "use npz or safetensors"),
         (["fit-prior", "nowhere"], 1, "there is no folder nowhere"),
         (["fit-prior", ".", "--output", "no/prior.safetensors"], 2, "in a folder that exists"),
-        (["demo", "--output", "cat.png/demo.png"], 2, "cannot be written (cat.png is no folder)"),
+        (
+            ["demo", "--output", "cat.png/demo.png"],
+            2,
+            "cannot be written (cat.png is not a folder)",
+        ),
         (["demo", "--output", "demo"], 2, "must end in .png or .jpg"),
         (["explain", "cat.png", "--model", "nowhere:five"], 2, "No module named 'nowhere'"),
         (["explain", "cat.png", "--model", "tiny:six"], 2, "tiny has no function 'six'"),
@@ -296,32 +300,38 @@ def test_library_errors_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> 
     assert "Traceback" in capsys.readouterr().err
 
 
+def own_model(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A module ``mine`` in the working folder."""
+    Path("mine.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
 def test_unexpected_errors_say_how_to_see_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> None:
-        raise KeyError("a\nb")
-
-    monkeypatch.setattr(preparation, "choose_model", broken)
-    assert run("cat.png") == 1
+    own_model(
+        monkeypatch,
+        "import tiny\n\ndef broken(photo):\n    raise KeyError('a\\nb')\n\n"
+        "def model():\n    return tiny.network(), broken\n",
+    )
+    assert run("cat.png", model="mine:model") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "(KeyError; run again with --debug to see where)" in line
+    with pytest.raises(KeyError):
+        run("cat.png", "--debug", model="mine:model")
 
 
-def test_warnings_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that returns probabilities makes the library warn."""
-    import warnings
-
-    from captum_pda.cli import main as module
-
-    def warn(_: object) -> int:
-        warnings.warn("two\nlines", stacklevel=1)
-        return 0
-
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+def test_warnings_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_model(
+        monkeypatch,
+        "import tiny, warnings\n\ndef model():\n"
+        "    warnings.warn('two\\nlines')\n    return tiny.five()\n",
+    )
+    with warnings.catch_warnings():
         warnings.simplefilter("default")
-        patch.setattr(module.explain, "run", warn)
-        assert main(["explain", "cat.png"]) == 0
+        assert run("cat.png", *QUICK, "--quiet", model="mine:model") == 0
     assert capsys.readouterr().err == "captum-pda: note: two lines\n"
 
 

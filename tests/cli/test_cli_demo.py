@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from captum_pda.cli import demo
-from captum_pda.cli.explanation import Answer
+from captum_pda.cli.explainer import Answer
 from captum_pda.cli.main import main
-from captum_pda.cli.words import answer_lines, place, top_classes, window_words
+from captum_pda.cli.results import answer_lines, place, top_classes, window_words
 from captum_pda.evidence.strongest import StrongWindow
 from captum_pda.prediction.measures import RawDifference, WeightOfEvidence
 
@@ -26,9 +24,13 @@ def test_demo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real thing, with as few windows as there can be."""
-    drawn: list[Any] = []
-    draw = demo.draw
-    monkeypatch.setattr(demo, "draw", lambda *given: (drawn.extend(given), draw(*given))[1])
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, *given, **named: (figures.append(self), save(self, *given, **named))[1],
+    )
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo.png")]) == 0
     said = capsys.readouterr()
     assert "PDA: 99 passes" in said.err
@@ -40,8 +42,7 @@ def test_demo(
         assert picture.width > 1000
         # Red, blue and plenty of white: something was drawn.
         assert len(picture.convert("RGB").getcolors(2**24)) > 1000
-    classifier, photos = drawn
-    check_words(draw(classifier, photos * 2))
+    check_words(figures[0])
 
 
 def check_words(figure: Figure) -> None:
@@ -49,7 +50,7 @@ def check_words(figure: Figure) -> None:
     FigureCanvasAgg(figure).draw()
     written = [axes.title for axes in figure.axes] + [axes.xaxis.label for axes in figure.axes]
     boxes = [text.get_window_extent() for text in written if text.get_text()]
-    assert len(boxes) == 2 * (5 + 5 + 4)
+    assert len(boxes) == 5 + 5 + 4
     for number, box in enumerate(boxes):
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
@@ -85,7 +86,7 @@ def test_bits_in_words() -> None:
 
 def test_an_answer_in_words() -> None:
     window = StrongWindow((0, 0), (10, 10), 1.0)
-    answer = Answer("cat", (3,), torch.zeros(100, 100), (window,), ())
+    answer = Answer("cat", (3,), torch.zeros(100, 100), [window], [])
     lines = list(answer_lines(answer, (100, 100), BITS))
     assert lines[0] == "What speaks for cat:"
     assert lines[2:] == ["What speaks against cat:", "  nothing, to within 0.01 bits"]

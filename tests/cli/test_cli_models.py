@@ -14,10 +14,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from captum_pda.cli.captum_methods import captum_maps, last_convolution
-from captum_pda.cli.checkpoints import read_checkpoint
-from captum_pda.cli.labels import find_class
-from captum_pda.cli.models import load_classifier, preprocessing_for
+from captum_pda.cli.classifier import find_class
+from captum_pda.cli.demo import captum_maps, last_convolution
+from captum_pda.cli.models import choose_model, load_classifier, read_checkpoint
 from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
 
 
@@ -132,12 +131,12 @@ def test_unknown_models(name: str) -> None:
 def test_own_transforms() -> None:
     white = Image.new("RGB", (500, 400), "white")
     weights = torchvision.models.ResNet50_Weights.DEFAULT
-    preprocessing = preprocessing_for("resnet50")
+    preprocessing = choose_model("resnet50").preprocessing
     torch.testing.assert_close(preprocessing(white)[0], weights.transforms()(white))
     shown = preprocessing(white) * torch.tensor(preprocessing.std)[:, None, None]
     shown = shown + torch.tensor(preprocessing.mean)[:, None, None]
     torch.testing.assert_close(shown, torch.ones_like(shown))
-    assert preprocessing_for("inception_v3")(white).shape == (1, 3, 299, 299)
+    assert choose_model("inception_v3").preprocessing(white).shape == (1, 3, 299, 299)
 
 
 def test_the_default_model_knows_its_classes() -> None:

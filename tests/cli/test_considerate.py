@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
-from captum_pda.cli import preparation
-from captum_pda.cli.labels import default_labels, find_class
+from captum_pda.cli.classifier import default_labels, find_class
 from captum_pda.cli.main import main
 from captum_pda.cli.usage_errors import UsageError
 
@@ -21,6 +21,13 @@ def folder(photo_folder: Path) -> Path:
     return photo_folder
 
 
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever gives a model its weights fails the test."""
+    monkeypatch.setattr(
+        nn.Module, "load_state_dict", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -28,8 +35,8 @@ def folder(photo_folder: Path) -> Path:
         (["--stride", "20", "--scales", "16", "32"], "--stride 20 steps over pixels"),
         (["--window", "500"], "larger than the model's input of 224 pixels"),
         (["--target", "1000"], "--target 1000 is out of range"),
-        (["--target", "notaclass"], "is no class of this model"),
-        (["--contrast", "tabby", "nothing"], "--contrast 'nothing' is no class"),
+        (["--target", "notaclass"], "is not a class of this model"),
+        (["--contrast", "tabby", "nothing"], "--contrast 'nothing' is not a class"),
         (["--model", "resnet5000"], "is not known"),
         (["--device", "abacus"], "is not on this machine"),
         (["--output", "labels.txt/deep"], "cannot be written"),
@@ -45,7 +52,7 @@ def test_usage_errors_come_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(preparation.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
+    no_weights(monkeypatch)
     before = sorted(Path().rglob("*"))
     assert main(["explain", "cat.png", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -54,7 +61,7 @@ def test_usage_errors_come_before_a_model_is_loaded(
 
 
 def test_a_missing_photo_is_found_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation.Classifier, "of", lambda *_: pytest.fail("a model was loaded"))
+    no_weights(monkeypatch)
     assert main(["explain", "no.png"]) == 1
 
 

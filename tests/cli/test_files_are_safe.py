@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import resource
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -17,13 +18,11 @@ import pytest
 from PIL import Image
 
 from captum_pda.basics.files import remove_parts, write_whole
-from captum_pda.cli import places, preparation
+from captum_pda.cli.folders import check_folder, is_own
 from captum_pda.cli.main import main
-from captum_pda.cli.marks import is_own
 from captum_pda.cli.photos import read_photo
-from captum_pda.cli.places import check_folder
 from captum_pda.cli.usage_errors import UsageError
-from captum_pda.datasets.stored_files import settings_in
+from captum_pda.datasets.result_folder import settings_in
 
 TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
 
@@ -39,12 +38,8 @@ def contents() -> dict[str, bytes]:
 
 @pytest.fixture
 def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loads a model fails: refusals come before any work."""
-
-    def load(*_: object) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(preparation.Classifier, "of", load)
+    """Whoever makes a model fails: refusals come before any work."""
+    monkeypatch.setenv("NO_MODEL", "1")
 
 
 def copy(name: str, as_name: str) -> None:
@@ -105,7 +100,7 @@ def test_a_file_of_somebody_else_is_left_alone(
     assert main(["explain", "cat.png", *output, *TINY]) == 2
     assert contents() == before
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{foreign} is there, and captum-pda did not write it" in line
+    assert f"{foreign} exists, and captum-pda did not write it" in line
     assert line.endswith("choose another --output, or add --overwrite")
 
 
@@ -164,14 +159,13 @@ def test_own_files_are_replaced_and_others_with_overwrite(picture: str, raw: str
 
 
 def test_a_file_that_comes_in_the_meantime_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = preparation.check_free
-
-    def check_too_early(*arguments: object) -> None:
-        check(*arguments)
-        copy("dog.png", "cat.png_evidence.png")
-
-    monkeypatch.setattr(preparation, "check_free", check_too_early)
-    assert main(["explain", "cat.png", *TINY]) == 1
+    """Here, while the model is made."""
+    Path("late.py").write_text(
+        "import shutil, tiny\n\ndef model():\n"
+        "    shutil.copy('dog.png', 'cat.png_evidence.png')\n    return tiny.five()\n"
+    )
+    monkeypatch.delitem(sys.modules, "late", raising=False)
+    assert main(["explain", "cat.png", *TINY, "--model", "late:model"]) == 1
     assert Path("cat.png_evidence.png").read_bytes() == Path("dog.png").read_bytes()
 
 
@@ -183,12 +177,18 @@ def test_photos_that_differ_by_case_alone(
         Path("photos", name).mkdir(parents=True)
         copy("cat.png", f"photos/{name}/1.png")
     command = ["explain", "photos", "--output", "out", *TINY]
+
+    def exists(path: Path) -> bool:
+        """As on a file system that ignores case."""
+        return any(one.name.lower() == path.name.lower() for one in path.parent.iterdir())
+
     with monkeypatch.context() as patch:
-        patch.setattr(places, "_ignores_case", lambda _: True)
+        patch.setattr(Path, "exists", exists)
         assert main(command) == 2
     assert "would both be written to" in capsys.readouterr().err
     assert not Path("out").exists()
-    assert main(command) == (2 if places._ignores_case(Path()) else 0)
+    Path("lower").touch()
+    assert main(command) == (2 if Path("LOWER").exists() else 0)
     assert not list(Path().glob(".*"))
 
 
@@ -196,7 +196,7 @@ def test_a_photo_is_read_once_and_its_hash_is_of_those_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here the photo changes right after it was opened for the first time."""
-    first = read_photo(Path("cat.png")).sha256
+    first = read_photo(Path("cat.png"))[1]
     opened: list[str] = []
     open_path = Path.open
 

@@ -135,18 +135,21 @@ def test_what_no_photo_can_be_asked_ends_at_once(capsys: pytest.CaptureFixture[s
     assert not Path("out").exists()
 
 
-def test_one_engine_for_all_photos_and_reruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from captum_pda import EfficientPDA, EngineReport
-    from captum_pda.cli import photo_job
-
-    monkeypatch.setattr(photo_job, "WORTH_A_PROBE", 4)
-
-    for engine in ("incremental", "dense"):
-        monkeypatch.setattr(EfficientPDA, "engine_report", EngineReport(engine, "faster today"))
-        chosen = ("--quiet", "--method", "efficient")
-        assert main(command("out", *chosen)) == 0
-        settings = json.loads(Path("out/settings.json").read_text())
-        assert settings["engine"] == {"8": "incremental"}
+def test_one_engine_for_all_photos_and_reruns() -> None:
+    """Which engine is faster is tried once: a rerun takes the one that the folder names."""
+    chosen = ("--quiet", "--method", "efficient", "--window", "4", "--stride", "4")
+    assert main(command("out", *chosen)) == 0
+    path = Path("out/settings.json")
+    settings = json.loads(path.read_text())
+    (first,) = settings["engine"].values()
+    other = {"dense": "incremental", "incremental": "dense"}[first]
+    assert main(command("out", *chosen)) == 0
+    assert json.loads(path.read_text()) == settings
+    path.write_text(json.dumps({**settings, "engine": {"4": other}}))
+    assert main(command("out", *chosen)) == 0
+    for file in Path("out").rglob("*.npz"):
+        with np.load(file) as content:
+            assert json.loads(str(content["settings"]))["engine"] == {"4": other}
 
 
 # Under torchrun

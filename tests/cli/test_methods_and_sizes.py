@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
-from captum_pda.cli import results
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
-from captum_pda.cli.photos import load_photo
+from captum_pda.cli.photos import read_photo
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def bits(name: str = "cat.png_evidence.npz") -> np.ndarray:
 
 def image(name: str = "tiny:five") -> tuple[torch.nn.Module, torch.Tensor]:
     classifier = load_classifier(name)
-    return classifier.model, classifier.preprocessing(load_photo(Path("cat.png")))
+    return classifier.model, classifier.preprocessing(read_photo(Path("cat.png"))[0])
 
 
 def check(found: np.ndarray, expected: torch.Tensor) -> None:
@@ -105,17 +105,23 @@ def test_contrast_of_several_sizes_and_contexts() -> None:
     check(bits()[1], evidence.contrast(4, 3))
 
 
-def test_panels_say_which_method_and_sizes_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    draw = results.visualize_evidence_multiple
+@pytest.fixture
+def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """All figures that are saved."""
+    figures: list[Figure] = []
+    save = Figure.savefig
     monkeypatch.setattr(
-        results,
-        "visualize_evidence_multiple",
-        lambda *given, **named: drawn.append(draw(*given, **named)) or drawn[-1],
+        Figure,
+        "savefig",
+        lambda self, *given, **named: (figures.append(self), save(self, *given, **named))[1],
     )
+    return figures
+
+
+def test_panels_say_which_method_and_sizes_they_show(saved_figures: list[Figure]) -> None:
     for method in ("pda", "efficient", "gradient", "layer"):
         assert run("cat.png", "--method", method) == 0
-    titles = [axes[1].get_title() for _, axes in drawn]
+    titles = [figure.axes[1].get_title() for figure in saved_figures]
     assert max(len(line) for title in titles for line in title.splitlines()) <= 30
     flat = [" ".join(title.split()) for title in titles]
     assert "% PDA, windows of 5, 9, 14 px, both contexts, features of " in flat[0]
@@ -125,16 +131,10 @@ def test_panels_say_which_method_and_sizes_they_show(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("n_classes", [1, 4])
-def test_the_maps_fill_the_picture(n_classes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_maps_fill_the_picture(n_classes: int, saved_figures: list[Figure]) -> None:
     """One class has no blank half; a row is left unfilled by less than half of it."""
-    figures: list[Any] = []
-    write = results.write_figure
-    monkeypatch.setattr(
-        "captum_pda.cli.photo_job.write_figure",
-        lambda path, figure, overwrite: figures.append(figure) or write(path, figure, overwrite),
-    )
     assert run("cat.png", "--classes", str(n_classes), "--method", "gradient") == 0
-    panels = [axes for axes in figures[0].axes if axes.images and axes.get_title()]
+    panels = [axes for axes in saved_figures[0].axes if axes.images and axes.get_title()]
     assert len(panels) == n_classes + 1
     grid = panels[0].get_subplotspec().get_gridspec()
     assert grid.nrows * grid.ncols - len(panels) < grid.ncols / 2

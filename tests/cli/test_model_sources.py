@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from captum_pda.cli.main import main
-from captum_pda.cli.models import choose_model, load_classifier, preprocessing_for
+from captum_pda.cli.models import choose_model, load_classifier
 from captum_pda.cli.usage_errors import CommandError, UsageError
 
 
@@ -185,7 +185,7 @@ def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
     assert classifier.labels == ("class 0", "class 1", "class 2")
     photo = Image.open("cat.png").convert("RGB")
     torch.testing.assert_close(
-        classifier.preprocessing(photo), preprocessing_for("resnet18")(photo)
+        classifier.preprocessing(photo), choose_model("resnet18").preprocessing(photo)
     )
     sys.modules.pop("mine")
 

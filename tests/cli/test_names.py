@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from captum_pda.cli.main import main
-from captum_pda.datasets.stored_files import settings_in
+from captum_pda.datasets.result_folder import settings_in
 
 TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--device", "cpu")
 #: A name in Latin-1, which is no UTF-8; and one that no ASCII terminal shows.

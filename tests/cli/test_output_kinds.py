@@ -14,7 +14,7 @@ import torch
 from captum_pda import EfficientPDA, GradientPDA
 from captum_pda.cli.main import main
 from captum_pda.cli.models import choose_model, load_classifier
-from captum_pda.cli.photos import load_photo
+from captum_pda.cli.photos import read_photo
 
 #: The tiny network with several endings.
 ENDINGS = """
@@ -109,7 +109,7 @@ def test_outputs_are_read_as_what_they_are(
     bits, settings, arrays = found()
     assert settings["output"] == kind
     network = load_classifier(f"endings:{model}", output=kind)
-    image = network.preprocessing(load_photo(Path("cat.png")))
+    image = network.preprocessing(read_photo(Path("cat.png"))[0])
     attribution = {"efficient": EfficientPDA, "gradient": GradientPDA}[method]
     expected = attribution(network.model, output=kind).attribute(
         image, target=0, sliding_window_shapes=8, strides=8
@@ -187,7 +187,7 @@ def test_raw_outputs_have_a_picture_a_page_and_a_contrast(method: str) -> None:
     options = ["--output-kind", "raw", "--method", method, "--contrast", "cat", "dog", *page]
     assert explain("logits", *options) == 0
     network = load_classifier("endings:logits", output="raw")
-    image = network.preprocessing(load_photo(Path("cat.png")))
+    image = network.preprocessing(read_photo(Path("cat.png"))[0])
     attribution = {"efficient": EfficientPDA, "gradient": GradientPDA}[method]
 
     def difference(x: torch.Tensor) -> torch.Tensor:

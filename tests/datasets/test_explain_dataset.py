@@ -83,7 +83,7 @@ def test_a_damaged_result_is_named_and_made_anew_once_it_is_removed(tmp_path):
     explain(tmp_path, Examples(None))
     place = ResultFolder(tmp_path).place(2)
     place.write_bytes(place.read_bytes()[:100])
-    assert "000002.safetensors is no whole result" in explain(tmp_path, Examples(None)).failed[2]
+    assert "000002.safetensors is not a whole result" in explain(tmp_path, Examples(None)).failed[2]
     place.unlink()
     assert explain(tmp_path, Examples(None)).explained == 1
     check_results(tmp_path)

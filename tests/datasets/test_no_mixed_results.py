@@ -99,7 +99,9 @@ def called_through(way: str, seed: int) -> Callable[..., Tensor]:
 def test_another_model_that_looks_the_same_is_explained_anew(tmp_path, before, after):
     explain(tmp_path, efficient(before()))
     assert counts(explain(tmp_path, efficient(before()))) == (0, N)
-    with pytest.warns(UserWarning, match="3 of 3 results .* explained anew; .*outputs differ"):
+    with pytest.warns(
+        UserWarning, match="3 of 3 stored results .* explained anew; .*outputs differ"
+    ):
         summary = explain(tmp_path, efficient(after()))
     assert counts(summary) == (N, 0)
     assert list(summary.outdated) == list(range(N))
@@ -424,5 +426,5 @@ def test_a_foreign_file_is_left_alone(tmp_path):
     (tmp_path / "000001.safetensors").write_bytes(b"mine")
     summary = explain(tmp_path, efficient())
     assert counts(summary) == (N - 1, 0)
-    assert "is no whole result of this library" in summary.failed[1]
+    assert "is not a whole result of this library" in summary.failed[1]
     assert (tmp_path / "000001.safetensors").read_bytes() == b"mine"

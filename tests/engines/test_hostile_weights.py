@@ -14,8 +14,8 @@ from PIL import EpsImagePlugin, Image
 from safetensors.torch import save_file
 from torch import nn
 
-from captum_pda.cli.checkpoints import load_into, number_of_classes, read_checkpoint
-from captum_pda.cli.photos import FORMATS, find_photos, load_photo
+from captum_pda.cli.models import load_into, number_of_classes, read_checkpoint
+from captum_pda.cli.photos import FORMATS, find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError
 
 
@@ -121,7 +121,7 @@ def test_photos_that_are_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with Image.open(path) as image:
         assert image.format == "EPS"  # Pillow itself would
     with pytest.raises(CommandError, match="not a photo"):
-        load_photo(path)
+        read_photo(path)[0]
     path.rename(tmp_path / "photo.eps")
     with pytest.raises(CommandError, match="no photos"):
         find_photos(tmp_path)
@@ -150,6 +150,6 @@ def test_a_text_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
         + chunk(b"IEND", b"")
     )
     try:
-        assert load_photo(path).size == (1, 1)  # without the comment
+        assert read_photo(path)[0].size == (1, 1)  # without the comment
     except CommandError as error:
         assert "cannot be read" in str(error)  # noqa: PT017 - older ones refuse it

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
-from captum_pda.cli.torchvision_models import DEFAULT_MODEL
-from captum_pda.cli.usage_errors import UsageError
+from captum_pda.cli.models import DEFAULT_MODEL
+from captum_pda.engines import ENGINES
 from captum_pda.prediction.readout import OUTPUTS
+
+METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
+CONTEXTS = ("full", "empty", "both")
 
 
 def positive(given: str) -> int:
@@ -85,15 +86,65 @@ def add_overwrite(group: argparse._ActionsContainer) -> None:
     )
 
 
-def device_for(name: str) -> torch.device:
-    """The device of a name, if this machine has it."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UsageError(
-            f"--device {name} is not on this machine; leave it out, or use cpu"
-        ) from None
-    return device
+def add_method_options(how: argparse._ActionsContainer) -> None:
+    """How to explain a photo."""
+    how.add_argument(
+        "--method",
+        choices=METHODS,
+        default="pda",
+        help="pda: several sizes in both contexts, and the last feature map (default). efficient: "
+        "one forward pass per window. sampled: several, the papers' definition. gradient: one "
+        "backward pass, quick and noisy. layer: the last feature map alone, quick",
+    )
+    how.add_argument(
+        "--scales",
+        type=positive,
+        nargs="+",
+        metavar="PIXELS",
+        help="the sides of windows of several sizes, such as 16 32 64, in pixels of the model's "
+        "input (default: sizes in proportion to it)",
+    )
+    how.add_argument(
+        "--window", type=positive, metavar="PIXELS", help="the side of windows of one size only"
+    )
+    how.add_argument(
+        "--stride",
+        type=positive,
+        metavar="PIXELS",
+        help="the step between windows; half of it takes four times as long (default: half of "
+        "--window, a quarter of each of --scales)",
+    )
+    how.add_argument(
+        "--context",
+        choices=CONTEXTS,
+        help="full: what is lost when a window goes (default of all methods but pda, which asks "
+        "both). empty: what it says by itself, with nothing else seen. both: the two together",
+    )
+    how.add_argument(
+        "--samples",
+        type=positive,
+        default=10,
+        metavar="S",
+        help="how many samples per window with --method sampled (default: %(default)s)",
+    )
+    how.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="NUMBER",
+        help="the same number draws the same samples (default: %(default)s)",
+    )
+    how.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="dense: the whole model for every window. incremental: only what a window changes. "
+        "auto: the faster one (default)",
+    )
+    how.add_argument(
+        "--prior",
+        type=Path,
+        metavar="FILE",
+        help="what to expect in a window, from `captum-pda fit-prior` with the same --model "
+        "(default: each photo's own texture)",
+    )

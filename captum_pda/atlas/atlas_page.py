@@ -1,0 +1,131 @@
+"""An atlas as one HTML page, each example linked to the report of its photo; and as one picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from captum_pda.atlas.groups import Atlas, RegionGroup
+from captum_pda.basics.files import write_whole
+from captum_pda.basics.plurals import counted
+from captum_pda.prediction.inputs import check_count
+from captum_pda.report.page_file import Block, Page
+from captum_pda.report.pictures import jpeg
+from captum_pda.visualization.drawing import new_figure, show
+from captum_pda.visualization.window_frames import AGAINST, FOR
+
+PAGE = Page(
+    "Atlas",
+    "atlas.html",
+    ("base.css", "atlas.css"),
+    ("block.js", "elements.js", "numbers.js", "atlas.js"),
+)
+CROP_QUALITY = 80
+#: Inches of the picture: the height of a group, and the widths of a crop and of the words.
+ROW_HEIGHT, CROP_WIDTH, WORDS_WIDTH = 1.15, 1.0, 2.4
+
+
+def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24) -> Path:
+    """Write an atlas as one HTML page that needs no server and no network.
+
+    Args:
+        atlas: from ``make_atlas``.
+        path: where to write; an existing file is replaced.
+        n_examples: how many regions of each group to show.
+
+    Returns:
+        The path.
+
+    Example::
+
+        >>> write_atlas(atlas, "husky.html")
+    """
+    path = Path(path)
+    write_whole(path, atlas_page(atlas, n_examples))
+    return path
+
+
+def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
+    """The page itself."""
+    block = Block()
+    header = {
+        "label": atlas.label,
+        "photos": atlas.n_photos,
+        "left": atlas.n_left_out,
+        "groups": [_group(group, block, n_examples) for group in atlas.groups],
+    }
+    return PAGE.render({"values": block.pack(header)})
+
+
+def _group(group: RegionGroup, block: Block, n_examples: int) -> dict[str, Any]:
+    return {
+        "bits": group.mean_bits,
+        "spread": group.spread,
+        "photos": len(group.photos),
+        "regions": len(group.regions),
+        "examples": [
+            {
+                "photo": region.photo,
+                "bits": region.bits,
+                "link": region.link,
+                "crop": block.add_bytes(jpeg(region.crop, CROP_QUALITY)),
+            }
+            for region in group.examples(n_examples)
+        ],
+    }
+
+
+def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) -> Figure:
+    """Draw an atlas: each group with its mean evidence, how often it occurs, and examples.
+
+    Args:
+        atlas: from ``make_atlas``.
+        n_examples: how many regions of each group to draw.
+        use_pyplot: whether the figure is made by pyplot, and shown.
+
+    Example::
+
+        >>> visualize_atlas(atlas).savefig("husky.png")
+    """
+    check_count("n_examples", n_examples)
+    rows = max(len(atlas.groups), 1)
+    figure = new_figure(
+        (WORDS_WIDTH + n_examples * CROP_WIDTH, 0.7 + rows * ROW_HEIGHT), use_pyplot
+    )
+    figure.suptitle(
+        f"What speaks for {atlas.label}, and what against it ({counted(atlas.n_photos, 'photo')})"
+    )
+    if not atlas.groups:
+        empty = figure.add_subplot()  # notebooks show no figure without axes
+        empty.axis("off")
+        empty.text(0.5, 0.4, "no region occurs in several photos", ha="center")
+    grid = figure.add_gridspec(
+        rows, n_examples + 1, width_ratios=[WORDS_WIDTH] + [CROP_WIDTH] * n_examples
+    )
+    for row, group in enumerate(atlas.groups):
+        words = figure.add_subplot(grid[row, 0])
+        words.axis("off")
+        colour = FOR if group.speaks_for else AGAINST
+        words.text(0, 0.5, group_words(group), color=colour, va="center", transform=words.transAxes)
+        for place, region in enumerate(group.examples(n_examples)):
+            panel = figure.add_subplot(grid[row, 1 + place])
+            panel.imshow(region.crop)
+            panel.set_xticks([])
+            panel.set_yticks([])
+            for side in panel.spines.values():
+                side.set(color=colour, linestyle="solid" if group.speaks_for else "dashed")
+            panel.set_title(f"{region.bits:+.1f}", fontsize=8, pad=2)
+    if use_pyplot:
+        show()
+    return figure
+
+
+def group_words(group: RegionGroup) -> str:
+    """How strong a group is, and how often it occurs."""
+    return (
+        f"{group.mean_bits:+.2f} \u00b1 {group.spread:.2f} bits\n"
+        f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}"
+    )

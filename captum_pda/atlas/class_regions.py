@@ -1,0 +1,244 @@
+"""The strongest regions of one photo: cut out, described by the model's own features, and stored.
+
+Stored regions let an atlas of many photos go on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from safetensors import safe_open
+from torch import Tensor
+
+from captum_pda.basics.files import write_whole
+from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
+from captum_pda.evidence.strongest import StrongWindow, strongest_windows
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.prediction.find_layer import NoFeatureMapError, last_feature_map
+from captum_pda.prediction.evaluation_mode import evaluation_mode
+from captum_pda.prediction.model_call import ModelCall
+from captum_pda.report.pictures import Display
+
+Vector = npt.NDArray[np.float32]
+
+#: The side of a crop, in pixels.
+CROP_SIDE = 96
+#: Into how many directions edges are sorted, to describe texture.
+EDGE_DIRECTIONS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ClassRegion:
+    """A region that speaks for a class, or against it.
+
+    Args:
+        photo: the name of the photo.
+        bits: its evidence for the class.
+        corner, shape: where it lies in the model's input.
+        crop: what it looks like, (96, 96, 3) bytes.
+        features: what it is compared by, (F,).
+        link: the address of the photo's report, if there is one.
+        label: the name of the class, where regions of several classes are kept together.
+    """
+
+    photo: str
+    bits: float
+    corner: tuple[int, int]
+    shape: tuple[int, int]
+    crop: npt.NDArray[np.uint8]
+    features: Vector
+    link: str = ""
+    label: str = ""
+
+
+def strongest_regions(
+    evidence: WindowEvidence,
+    target: int,
+    photo: str,
+    model: Callable[..., Any] | None = None,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    n: int = 4,
+    min_bits: float = 0.1,
+) -> list[ClassRegion]:
+    """The regions of a photo that say most for a class and against it.
+
+    Args:
+        evidence: of one image with two spatial dimensions.
+        target: the class.
+        photo: the photo's name; a group counts the photos that its regions come from.
+        model: its last feature map describes the regions; without one, or where it has none,
+            colour and texture do.
+        mean, std: the normalisation of the image, to be undone for the crops.
+        n: how many regions for the class, and how many against it, at most.
+        min_bits: regions that say less are left out.
+
+    Returns:
+        The strongest first, those for the class before those against it.
+        ``replace(region, link="husky.html")`` lets the atlas lead to the photo's report.
+
+    Example::
+
+        >>> regions = []
+        >>> for name, image in photos.items():
+        ...     evidence = PDA(model).evidence(image)
+        ...     regions += strongest_regions(evidence, husky, name, model)
+        >>> atlas = make_atlas(regions, "husky")
+    """
+    image = evidence.inputs[0]
+    windows = [
+        window
+        for kind in strongest_windows(evidence, target, n)
+        for window in kind
+        if abs(window.value) >= min_bits
+    ]
+    if not windows:
+        return []
+    pixels = Display.of(image[0].cpu(), mean, std).bytes(image[0].cpu())
+    crops = [_crop(pixels, window) for window in windows]
+    maps = None if model is None else feature_map(model, image)
+    features = (
+        [colour_and_texture(crop) for crop in crops]
+        if maps is None
+        else features_in(maps, tuple(image.shape[2:]), windows)
+    )
+    return [
+        ClassRegion(
+            photo,
+            window.value,
+            (window.corner[0], window.corner[1]),
+            (window.shape[0], window.shape[1]),
+            crop,
+            vector,
+        )
+        for window, crop, vector in zip(windows, crops, features, strict=True)
+    ]
+
+
+def _crop(pixels: npt.NDArray[np.uint8], window: StrongWindow) -> npt.NDArray[np.uint8]:
+    (top, left), (height, width) = window.corner, window.shape
+    cut = Image.fromarray(pixels[top : top + height, left : left + width])
+    return np.asarray(cut.resize((CROP_SIDE, CROP_SIDE), Image.Resampling.BICUBIC))
+
+
+# What regions are compared by
+
+
+def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
+    """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without.
+
+    Less its mean over the places: late features differ more between photos than between regions of
+    one photo, so groups would be photos otherwise.
+    """
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            call = last_feature_map(model, ModelCall(model, (image,), None))
+    except NoFeatureMapError:
+        return None
+    maps = call.inputs[0][0].float().cpu()
+    return maps - maps.mean(dim=(1, 2), keepdim=True)
+
+
+def features_in(
+    maps: Tensor, space: tuple[int, ...], windows: Sequence[StrongWindow]
+) -> list[Vector]:
+    """The mean of a feature map (F, h, w) over each window, by the share of each place in it."""
+    return [
+        torch.einsum(
+            "fyx,y,x->f",
+            maps,
+            *(
+                _shares(window.corner[axis], window.shape[axis], space[axis], maps.shape[axis + 1])
+                for axis in (0, 1)
+            ),
+        ).numpy()
+        for window in windows
+    ]
+
+
+def _shares(start: int, width: int, size: int, places: int) -> Tensor:
+    """How much of a window lies in each place along an axis; adds up to 1."""
+    edges = torch.arange(places + 1, device="cpu") * (size / places)
+    inside = edges[1:].clamp(max=start + width) - edges[:-1].clamp(min=start)
+    return inside.clamp(min=0) / width
+
+
+def colour_and_texture(crop: npt.NDArray[np.uint8]) -> Vector:
+    """Mean and spread of each colour, and how strong edges of each direction are."""
+    values = crop.astype(np.float32) / 255
+    down, across = np.gradient(values.mean(axis=2))
+    strength = np.hypot(down, across)
+    direction = np.arctan2(down, across) % np.pi
+    edges, _ = np.histogram(direction, EDGE_DIRECTIONS, (0, np.pi), weights=strength)
+    colours = np.concatenate([values.mean(axis=(0, 1)), values.std(axis=(0, 1))])
+    # Edges are about a tenth as strong as colours; both should count.
+    return np.concatenate([colours, 10 * edges / strength.size]).astype(np.float32)
+
+
+# Files
+
+
+def write_regions(
+    path: str | os.PathLike[str],
+    regions: Sequence[ClassRegion],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the regions of a photo as safetensors, with what they were made with."""
+    write_whole(Path(path), regions_in_file(regions, settings or {}, {}))
+
+
+def regions_in_file(
+    regions: Sequence[ClassRegion],
+    settings: Mapping[str, Any],
+    others: Mapping[str, npt.NDArray[Any]],
+) -> bytes:
+    """The content of such a file, with other arrays that are to be kept with the regions."""
+    arrays = {
+        "bits": np.array([region.bits for region in regions], dtype=np.float64),
+        "corners": _stacked([region.corner for region in regions], (2,)),
+        "shapes": _stacked([region.shape for region in regions], (2,)),
+        "crops": _stacked([region.crop for region in regions], (CROP_SIDE, CROP_SIDE, 3), "uint8"),
+        "features": np.array([region.features for region in regions], dtype=np.float32),
+    }
+    names = [[region.photo, region.link, region.label] for region in regions]
+    header = {SETTINGS: json_text(dict(settings)), "names": json_text(names)}
+    whole = {**arrays, **others}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in whole.items()}
+    return safetensors_file(tensors, header)
+
+
+def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
+    """The regions that ``write_regions`` wrote."""
+    with safe_open(path, framework="np") as file:
+        names = json.loads(file.metadata()["names"])
+        bits, corners, shapes, crops, features = (
+            file.get_tensor(name) for name in ("bits", "corners", "shapes", "crops", "features")
+        )
+    return [
+        ClassRegion(
+            photo,
+            float(bits[number]),
+            (int(corners[number][0]), int(corners[number][1])),
+            (int(shapes[number][0]), int(shapes[number][1])),
+            crops[number],
+            features[number],
+            link,
+            label,
+        )
+        for number, (photo, link, label) in enumerate(names)
+    ]
+
+
+def _stacked(values: Sequence[Any], shape: tuple[int, ...], dtype: str = "int64") -> Any:
+    """Values of one shape as one array, also of no values."""
+    return np.array(values, dtype=dtype).reshape(len(values), *shape)

@@ -1,0 +1,333 @@
+"""Explain one photo: which classes, their maps, and the windows with the strongest evidence."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.cli.classifier import Classifier, find_class
+from captum_pda.cli.usage_errors import UsageError
+from captum_pda.datasets.result_folder import read_settings
+from captum_pda.engines import EngineReport
+from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
+from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
+from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.layer import LayerPDA
+from captum_pda.methods.pda import PDA
+from captum_pda.methods.sampled import SampledPDA
+from captum_pda.prediction.measures import Measure
+from captum_pda.prediction.outputs import scores_of
+from captum_pda.prediction.readout import Readout
+from captum_pda.priors import PatchPrior
+from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.protocol import Regions
+from captum_pda.regions.windows import WindowGrid
+
+METHOD_CLASSES: dict[str, Any] = {
+    "pda": PDA,
+    "efficient": EfficientPDA,
+    "sampled": SampledPDA,
+    "gradient": GradientPDA,
+    "layer": LayerPDA,
+}
+#: Methods that leave the choice of a context to the user; "pda" asks in both, "gradient" in none.
+WITH_CONTEXT = ("efficient", "sampled", "layer")
+#: Methods that run the whole model for each window, by an engine.
+WITH_ENGINE = ("pda", "efficient", "sampled")
+#: How many of the strongest windows are listed, for a class and against it.
+LISTED_WINDOWS = 3
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The map of one class, or of one class rather than another, (H, W)."""
+
+    name: str
+    classes: tuple[int, ...]
+    bits: Tensor
+    speak_for: list[StrongWindow]
+    speak_against: list[StrongWindow]
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """All answers about one photo.
+
+    Args:
+        image: the model's input, (1, C, H, W).
+        predictions: the probability of every class, or the raw output.
+        answers: a map for each class that was asked about.
+        method: which method and sizes, in a few words.
+        measure: what the maps are measured in.
+        evidence: the evidence of every window for every class; None for "gradient".
+    """
+
+    image: Tensor
+    predictions: Tensor
+    answers: list[Answer]
+    method: str
+    measure: Measure
+    evidence: WindowEvidence | None = None
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
+    if options.target and options.classes:
+        raise UsageError("--target names the classes and --classes counts them; give one of them")
+    if options.window and options.scales:
+        raise UsageError("--window is one size and --scales are several; give one of them")
+    if options.html and options.method == "gradient":
+        raise UsageError(
+            "--html shows the evidence of each window, which --method gradient does not compute; "
+            "choose another method"
+        )
+    sizes, stride = window_sizes(options), options.stride
+    if len(set(sizes)) < len(sizes):
+        raise UsageError(f"--scales {' '.join(map(str, sizes))} holds a size twice")
+    if stride is not None and sizes and stride > min(sizes):
+        raise UsageError(
+            f"--stride {stride} steps over pixels that a window of {min(sizes)} does not reach; "
+            f"use at most {min(sizes)}"
+        )
+    if options.context and options.method not in WITH_CONTEXT:
+        raise UsageError(
+            f"--context {options.context} does not go with --method {options.method}; leave it "
+            f"out, or choose --method {' or '.join(WITH_CONTEXT)}"
+        )
+
+
+def check_size(options: argparse.Namespace, image: Tensor) -> None:
+    """Refuse windows that do not fit a model's input."""
+    sizes, smallest = window_sizes(options), min(image.shape[2:])
+    if sizes and options.method != "layer" and max(sizes) > smallest:
+        raise UsageError(
+            f"a window of {max(sizes)} is larger than the model's input of {smallest} pixels; use "
+            "a smaller one"
+        )
+
+
+def named_classes(
+    options: argparse.Namespace, labels: Sequence[str]
+) -> tuple[list[int] | None, tuple[int, int] | None]:
+    """The classes that were named (None where none was), and the two to tell apart."""
+    pair = None
+    if options.contrast:
+        first, second = (find_class(name, labels, "--contrast") for name in options.contrast)
+        if first == second:
+            raise UsageError(f"--contrast needs two classes, and both are {labels[first]}")
+        pair = first, second
+    if not options.target:
+        return None, pair
+    found = (find_class(name, labels, options.target_option) for name in options.target)
+    return list(dict.fromkeys(found)), pair
+
+
+def window_sizes(options: argparse.Namespace) -> tuple[int, ...]:
+    """The windows' sides that were asked for, in pixels of the model's input (for "layer" in places
+    of its feature map); none for the library's default."""
+    return (options.window,) if options.window else tuple(options.scales or ())
+
+
+class PhotoExplainer:
+    """Answers what the options ask about photos; called as Captum's attributions are.
+
+    Args:
+        classifier: the model, with the names of its classes.
+        options: those of the command, checked.
+        prior: what to expect in a window; None fits one to each photo.
+        show_progress: whether each photo has a progress bar of its own.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        options: argparse.Namespace,
+        prior: PatchPrior | None = None,
+        show_progress: bool = False,
+    ) -> None:
+        self.classifier = classifier
+        self.options = options
+        self.prior = prior
+        self.show_progress = show_progress
+        #: The engine for windows of each side, where it is chosen once for many photos.
+        self.engines: dict[str, str] = {}
+        stride = options.stride
+        if options.window and not stride:
+            stride = max(1, options.window // 2)
+        self._regions = {"strides": stride, "scales": window_sizes(options) or None}
+        only_contrast = options.contrast and not options.target and not options.classes
+        self._n_top = 0 if only_contrast else options.classes or 1
+
+    @property
+    def forward_func(self) -> torch.nn.Module:
+        """The model."""
+        return self.classifier.model
+
+    def settings(self) -> dict[str, Any]:
+        """What the answers depend on beside the weights, as plain values."""
+        options, sampled = self.options, self.options.method == "sampled"
+        settings = {
+            "model": self.classifier.name,
+            "labels_sha256": fingerprint(self.classifier.labels),
+            **self._method().settings(),
+            "method": options.method,
+            "sizes": self._regions["scales"] or "default",
+            "stride": self._regions["strides"] or "default",
+            "context": options.context or "default",
+            "samples": options.samples if sampled else None,
+            "seed": options.seed if sampled else None,
+            "targets": options.target,
+            "classes": self._n_top,
+            "contrast": options.contrast,
+            "windows": LISTED_WINDOWS,
+            "engine": options.engine if options.method in WITH_ENGINE else None,
+        }
+        return settings | ({"engine": self.engines} if self.engines else {})
+
+    def attribute(self, image: Tensor, target: None = None) -> Explanation:
+        """Explain a model's input; all answers come from one set of forward passes."""
+        del target  # the options name the classes
+        measure: Measure = self._method().measure
+        with torch.no_grad():
+            outputs = scores_of(self.classifier.model(image))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the method warns of the same
+            scores = Readout.of(self.classifier.output, outputs).every(outputs)[0]
+        predictions = measure.prediction(scores)
+        named, pair = named_classes(self.options, self.classifier.labels)
+        if named is None:
+            named = predictions.topk(min(self._n_top, len(predictions))).indices.tolist()
+        asked: list[tuple[int, ...]] = [*((number,) for number in named), *([pair] if pair else [])]
+        name = METHOD_CLASSES[self.options.method].__name__
+        if self.options.method == "gradient":
+            regions = self.regions(image)
+            answers = [self._by_gradient(image, classes, regions) for classes in asked]
+            return Explanation(
+                image, predictions, answers, f"{name}, {sizes_in_words(regions)}", measure
+            )
+        evidence = self.evidence(image)
+        answers = [self._from_evidence(evidence, classes) for classes in asked]
+        words = f"{name}, {parts_in_words(evidence)}"
+        return Explanation(image, predictions, answers, words, measure, evidence)
+
+    def evidence(self, image: Tensor) -> WindowEvidence:
+        """The evidence of every window for every class."""
+        arguments = {**self._regions, "show_progress": self.show_progress}
+        if self.options.method in WITH_CONTEXT:
+            arguments["context"] = self.options.context or "full"
+        if self.options.method == "sampled":
+            arguments["n_samples"] = self.options.samples
+            arguments["generator"] = torch.Generator().manual_seed(self.options.seed)
+        method = self._method()
+        for side, name in self.engines.items():
+            kind = (image.shape, image.dtype, image.device, (int(side),) * (image.dim() - 2))
+            method.engine.choices[kind] = EngineReport(name, "chosen once for all photos")
+        found: WindowEvidence = method.evidence(image, **arguments)
+        # That of a layer's feature map is drawn over the image.
+        return replace(found, inputs=(image,))
+
+    def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
+        """What is hidden of a model's input, size by size."""
+        (regions,) = RegionChoice(**self._regions).resolve((image,), context)
+        return regions
+
+    def choose_engines(self, folder: Path | None, overwrite: bool) -> dict[str, str]:
+        """The engine of each size of windows, chosen once for all photos, processes and reruns.
+
+        Two engines agree up to rounding only. Which one is faster is tried on noise, or known from
+        the results in the folder.
+        """
+        if folder is None or self.options.engine != "auto":
+            return {}
+        if self.options.method not in WITH_ENGINE:
+            return {}
+        found = read_settings(folder, overwrite) if folder.is_dir() else None
+        if found and isinstance(found.get("engine"), dict):
+            return {str(side): str(name) for side, name in found["engine"].items()}
+        noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
+        first = next(self.classifier.model.parameters(), None)
+        image = self.classifier.preprocessing(Image.fromarray(noise))
+        image = image.to(None if first is None else first.device)
+        # What one photo would not repay is repaid by a folder.
+        engine = AutoEngine(patience=math.inf)
+        pda = EfficientPDA(self.classifier.model, self.prior, self.classifier.output, engine=engine)
+        context = "both" if self.options.method == "pda" else self.options.context or "full"
+        chosen: dict[str, str] = {}
+        for each in ("full", "empty") if context == "both" else (context,):
+            for grid in self.regions(image, each):
+                side = str(max(grid.size))
+                if side not in chosen:
+                    chosen[side] = _faster_engine(pda, image, grid)
+        return chosen
+
+    def _method(self, measure: str = "weight_of_evidence") -> Any:
+        options = {"prior": self.prior, "output": self.classifier.output, "measure": measure}
+        if self.options.method in WITH_ENGINE:
+            options["engine"] = self.options.engine
+        return METHOD_CLASSES[self.options.method](self.classifier.model, **options)
+
+    def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
+        strongest = strongest_windows(evidence, classes[0], LISTED_WINDOWS, *classes[1:])
+        whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
+        return Answer(self._name(classes), classes, cast(Tensor, whole)[0, 0], *strongest)
+
+    def _by_gradient(
+        self, image: Tensor, classes: tuple[int, ...], regions: Sequence[Regions]
+    ) -> Answer:
+        """A backward pass for each class; there are no forward passes to share."""
+        # log2 P(first)/P(second) is a difference, and so is its gradient.
+        is_ratio = len(classes) > 1 and self.classifier.output != "raw"
+        method = self._method("information_difference" if is_ratio else "weight_of_evidence")
+        first, *others = (
+            method.attribute(image, target=number, **self._regions)[0, 0] for number in classes
+        )
+        bits: Tensor = first - others[0] if others else first
+        sizes = []
+        for one in regions:
+            (boxes,) = one.boxes(0)
+            values = bits.flatten()[boxes.pixels(bits.device)].mean(dim=1)
+            sizes.append(((boxes,), values))
+        return Answer(self._name(classes), classes, bits, *pick_strongest(sizes, LISTED_WINDOWS))
+
+    def _name(self, classes: tuple[int, ...]) -> str:
+        return " rather than ".join(self.classifier.labels[number] for number in classes)
+
+
+def sizes_in_words(regions: Sequence[Regions]) -> str:
+    """The sizes of windows: "windows of 16, 32, 64 px"."""
+    sides = dict.fromkeys(max(one.size) for one in regions)
+    return f"windows of {', '.join(map(str, sides))} px"
+
+
+def parts_in_words(evidence: WindowEvidence) -> str:
+    """The sizes, contexts and layers that evidence is made of."""
+    of_input = [part for part in evidence.parts if part.depth == "input"]
+    words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
+    contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
+    if "empty" in contexts:
+        words.append("both contexts" if len(contexts) > 1 else "empty context")
+    layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
+    return ", ".join([*words, *(f"features of {name}" for name in layers)])
+
+
+def _faster_engine(pda: EfficientPDA, image: Tensor, grid: Regions) -> str:
+    """The engine that is faster for windows of a size, tried on a few of them."""
+    if len(grid) < WORTH_A_PROBE or not isinstance(grid, WindowGrid):
+        return "dense"
+    some = np.linspace(0, len(grid) - 1, WORTH_A_PROBE).astype(int).tolist()
+    pda.evidence(image, windows=grid.pick(some))
+    report = pda.engine_report
+    return report.engine if report else "dense"
