@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 #: A photo of more bytes as PNG is kept as JPEG.
 MAX_PNG_BYTES = 400_000
-#: Fills are kept in tiles of at most this side, and of at most so many pixels for each size.
+#: Fills are kept in tiles of at most this side, and of at most this many pixels for each size.
 MAX_TILE, MAX_SPRITE_PIXELS = 32, 700_000
 #: How many values of fills are made at a time.
 MAX_FILL_VALUES = 2**23
@@ -88,58 +88,49 @@ def thumbnail(pixels: Bytes, side: int) -> bytes:
     return jpeg(np.asarray(image), 75)
 
 
-@dataclass(frozen=True)
-class Sprite:
-    """Tiles in rows, ``columns`` to each: an image, and the shape of a tile."""
+def fills_sprite(
+    part: EvidencePart, example: Tensor, number: int, prior: Any
+) -> tuple[Tensor, tuple[int, int], int]:
+    """What the prior puts in the place of each window: the mean that it expects there, or one draw
+    where windows were sampled.
 
-    content: bytes
-    tile: tuple[int, int]
-    columns: int
-
-
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """The example (C, H, W) that a page is about.
-
-    Args:
-        values: the model's input.
-        number: which example of the evidence it is.
-        prior: what was expected in the place of its regions.
-        display: how it is shown.
+    Returns:
+        All fills as tiles of one picture (C, H, W), the shape of a tile, and the tiles in a row.
     """
-
-    values: Tensor
-    number: int
-    prior: Any
-    display: Display
-
-
-def fills_sprite(part: EvidencePart, explained: Explained) -> Sprite:
-    """What the prior puts in the place of each region.
-
-    The mean that it expects there; where the regions were sampled, one draw.
-    """
-    example, prior = explained.values, explained.prior
-    groups = part.regions.boxes(explained.number)
     sampled = int(part.drawn.max()) > 1
     tile = _tile(part.size, len(part.regions))
-    tiles = [
-        torch.cat([_small(fills, tile) for fills in _fills(group, example, prior, sampled)])
-        for group in groups
-        if len(group)
-    ]
-    every = torch.cat(tiles)
-    columns = math.ceil(math.sqrt(len(every) * tile[0] / tile[1]))
-    rows = math.ceil(len(every) / columns)
-    sheet = every.new_zeros(rows * columns, *every.shape[1:])
-    sheet[: len(every)] = every
+    sheet = example.new_zeros(len(part.regions), len(example), *tile, dtype=torch.float32)
+    groups = zip(part.regions.boxes(number), part.regions.members(number), strict=True)
+    for windows, members in groups:
+        tiles = [_small(fills, tile) for _, fills in _fills(windows, example, prior, sampled)]
+        sheet[torch.from_numpy(members)] = torch.cat(tiles)
+    columns = math.ceil(math.sqrt(len(sheet) * tile[0] / tile[1]))
+    rows = math.ceil(len(sheet) / columns)
+    sheet = torch.cat([sheet, sheet.new_zeros(rows * columns - len(sheet), *sheet.shape[1:])])
     sheet = sheet.reshape(rows, columns, -1, *tile).permute(2, 0, 3, 1, 4)
-    sheet = sheet.reshape(-1, rows * tile[0], columns * tile[1])
-    return Sprite(jpeg(explained.display.bytes(sheet), 85), tile, columns)
+    return sheet.reshape(-1, rows * tile[0], columns * tile[1]), tile, columns
 
 
-def _fills(group: Windows, example: Tensor, prior: Any, sampled: bool) -> Iterator[Tensor]:
-    """The contents of boxes (W, C, *window), some at a time."""
+def filled_photo(part: EvidencePart, example: Tensor, number: int, prior: Any) -> Tensor:
+    """The example (C, H, W) with every region filled by itself, all in one picture: regions of
+    shapes of their own do not overlap."""
+    sampled = int(part.drawn.max()) > 1
+    filled = example.clone()
+    flat = filled.flatten(1)
+    for windows in part.regions.boxes(number):
+        for some, fills in _fills(windows, example, prior, sampled):
+            if some.hidden is None:
+                raise RuntimeError("windows may overlap, and are not drawn in one picture")
+            hidden = some.hidden.flatten(1)
+            values = fills.flatten(2).transpose(1, 2)[hidden.to(example.device)]
+            flat[:, some.pixels(example.device)[hidden.to(example.device)]] = values.T
+    return filled
+
+
+def _fills(
+    group: Windows, example: Tensor, prior: Any, sampled: bool
+) -> Iterator[tuple[Windows, Tensor]]:
+    """Regions, some at a time, and the contents of their boxes (W, C, *window)."""
     own = prior_for(prior, "sample" if sampled else "conditional_mean")
     at_once = max(1, MAX_FILL_VALUES // (len(example) * math.prod(group.window)))
     for start in range(0, len(group), at_once):
@@ -148,12 +139,7 @@ def _fills(group: Windows, example: Tensor, prior: Any, sampled: bool) -> Iterat
             fills = own.sample(example, windows, 1, torch.Generator().manual_seed(0))[0]
         else:
             fills = own.conditional_mean(example, windows)
-        fills = fills.detach().to(example.dtype)
-        if windows.hidden is not None:
-            seen = example.flatten(1)[:, windows.pixels(example.device)]
-            seen = seen.transpose(0, 1).reshape(fills.shape)
-            fills = torch.where(windows.hidden.to(example.device).unsqueeze(1), fills, seen)
-        yield fills
+        yield windows, fills.detach().to(example.dtype)
 
 
 def _tile(size: tuple[int, ...], count: int) -> tuple[int, int]:

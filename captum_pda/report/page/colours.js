@@ -1,49 +1,41 @@
-// Evidence as colour: blue through white to red, and grey where nothing is known.
+// Evidence as colour: transparent at zero, red for, blue against, and grey where nothing is known.
 
-const RED = [[255, 255, 255], [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43]];
-const BLUE = [[255, 255, 255], [209, 229, 240], [146, 197, 222], [67, 147, 195], [33, 102, 172]];
 const UNKNOWN = [128, 128, 128];
+const STRONGEST = 0.85; // how much the strongest evidence covers the grey photo
 
-// The colour of a value, where 1 is the strongest evidence for and -1 that against.
-function colourOf(value) {
+// "#b2182b" as [178, 24, 43].
+function fromHex(hex) {
+  return [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
+}
+
+// The colour of a value on white, where 1 is the strongest evidence for and -1 that against.
+function colourOf(value, colours) {
   if (Number.isNaN(value)) return UNKNOWN;
-  const stops = value < 0 ? BLUE : RED;
-  const place = Math.min(Math.abs(value), 1) * (stops.length - 1);
-  const below = Math.min(Math.floor(place), stops.length - 2);
-  const share = place - below;
-  return stops[below].map((from, i) => Math.round(from + share * (stops[below + 1][i] - from)));
+  const share = STRONGEST * Math.min(Math.abs(value), 1);
+  return fromHex(value < 0 ? colours.against : colours.for).map((end) => Math.round(255 + share * (end - 255)));
 }
 
 // The scale as a CSS gradient; values under the threshold are not coloured.
-function scaleGradient(hidden) {
+function scaleGradient(hidden, colours) {
   const stops = [];
   for (let step = 0; step <= 40; step += 1) {
     const value = step / 20 - 1;
-    const colour = Math.abs(value) < hidden ? [255, 255, 255] : colourOf(value);
+    const colour = Math.abs(value) < hidden ? [255, 255, 255] : colourOf(value, colours);
     stops.push(`rgb(${colour.join(" ")}) ${(step * 2.5).toFixed(1)}%`);
   }
   return `linear-gradient(to right, ${stops.join(", ")})`;
 }
 
-// Colours of 513 steps from -1 to 1, as the pixels of an image; the last one is of the unknown.
-const STEPS = 512;
-const COLOURS = new Uint8ClampedArray(4 * (STEPS + 2));
-for (let step = 0; step <= STEPS; step += 1) {
-  COLOURS.set([...colourOf((2 * step) / STEPS - 1), 255], 4 * step);
-}
-COLOURS.set([...UNKNOWN, 255], 4 * (STEPS + 1));
-const COLOUR_PIXELS = new Uint32Array(COLOURS.buffer);
-
-// A map as pixels, to be drawn over the photo; what is under the threshold is clear.
-function mapPixels(values, scale, threshold, width, height) {
+// A map as pixels, to be drawn over the grey photo; what is under the threshold is clear.
+function mapPixels(values, scale, threshold, { width, height }, colours) {
   const image = new ImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < values.length; i += 1) {
-    const value = values[i];
-    if (Math.abs(value) < threshold) continue;
-    const share = Math.min(Math.max(value / scale, -1), 1);
-    const step = Number.isNaN(share) ? STEPS + 1 : Math.round(((share + 1) * STEPS) / 2);
-    pixels[i] = COLOUR_PIXELS[step];
-  }
+  const ends = [fromHex(colours.against), fromHex(colours.for)];
+  values.forEach((value, pixel) => {
+    if (Math.abs(value) < threshold) return;
+    const known = !Number.isNaN(value);
+    const colour = known ? ends[value < 0 ? 0 : 1] : UNKNOWN;
+    const alpha = known ? Math.round(255 * Math.min(Math.abs(value) / scale, 1)) : 255;
+    image.data.set([...colour, alpha], 4 * pixel);
+  });
   return image;
 }

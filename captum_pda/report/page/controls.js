@@ -21,6 +21,8 @@ class Controls {
     });
     byId("numbers").addEventListener("change", (event) => {
       byId("markers").hidden = !event.target.checked;
+      picture.outlined = event.target.checked;
+      picture.draw();
     });
     this.classes();
     this.others();
@@ -81,7 +83,7 @@ class Controls {
     const { choice, measure, scale } = this.view;
     const { groups } = this.view.methods[choice.method];
     byId("size-field").hidden = groups.length < 2;
-    const sizes = groups.map((group, value) => ({ value, words: sizeWords(group) }));
+    const sizes = groups.map((group, value) => ({ value, words: group.title }));
     const everything = { value: null, words: "all together" };
     this.offer("size", [everything, ...sizes], choice.group, (group) => this.choose({ group }));
     const contexts = this.view.offered.map((value) => ({ value, words: CONTEXT_WORDS[value] }));
@@ -94,7 +96,7 @@ class Controls {
     byId("threshold").value = String((100 * choice.threshold) / scale);
     byId("opacity").value = String(100 * choice.opacity);
     byId("opacity-value").textContent = `${Math.round(100 * choice.opacity)}%`;
-    const bound = `${choice.threshold.toFixed(2)} ${measure.unit}`;
+    const bound = withUnit(choice.threshold.toFixed(2), measure);
     byId("threshold-value").textContent = bound;
     byId("threshold").setAttribute("aria-valuetext", bound);
     this.legend();
@@ -146,12 +148,16 @@ class Controls {
 
   legend() {
     const { scale, choice, measure } = this.view;
-    byId("ramp").style.background = scaleGradient(choice.threshold / scale);
+    byId("ramp").style.background = scaleGradient(choice.threshold / scale, this.view.header.colours);
     const ticks = [-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * scale)));
     byId("ticks").replaceChildren(...ticks);
     const inputs = byId("classes").querySelectorAll("input");
     inputs[choice.first].checked = true;
     byId("scale-label").textContent = measure.label;
+    byId("scale-words").textContent = scaleWords(this.view);
+    const total = choice.second === null ? this.view.methods[choice.method].totals[choice.first] : null;
+    byId("total").hidden = !total;
+    byId("total").textContent = typeset(total || "");
     byId("hold").checked = choice.held !== null;
   }
 }

@@ -11,14 +11,17 @@ class Detail {
     byId("told").hidden = !selected;
     if (!selected) return;
     const told = this.view.describe(selected);
-    const sign = told.value < 0 ? "against" : "for";
-    const bits = byId("bits");
-    bits.className = `bits ${Number.isFinite(told.value) ? sign : ""}`;
-    bits.textContent = bitsWords(told.value, told.error, this.view.measure);
-    byId("where").textContent = `${placeWords(told.box, this.view.photo)}, ${sizeWords(told.group)}`;
+    byId("where").textContent = `${placeWords(told.box, this.view.photo)}, one of ${told.group.title}`;
+    const kind = told.value < 0 ? "against" : "for";
+    byId("answers").className = told.value === 0 ? "" : kind;
+    byId("answers").replaceChildren(
+      ...closeWords(this.view, told).map((words) => {
+        const [question, answer] = words.split(/: (.*)/s);
+        return element("li", {}, element("span", {}, `${question}:`), ` ${typeset(answer)}`);
+      }),
+    );
     byId("sentence").textContent = evidenceSentence(this.view, told);
     byId("looks").replaceChildren(...this.looks(told));
-    byId("predictions").replaceChildren(...this.rows(told));
   }
 
   // The region in the photo, and what the model was shown in each context.
@@ -26,7 +29,7 @@ class Detail {
     const frame = surroundings(told.box, this.view.photo);
     const pictures = [this.look("In the photo", frame, told, () => {})];
     for (const { part } of told.parts) {
-      if (part.fills) {
+      if (part.fills || part.filled !== undefined) {
         const words = part.drawn > 1 ? "One draw in its place" : "Expected in its place";
         pictures.push(this.look(words, frame, told, (context) => this.fill(context, part, told)));
       } else if (part.nothing !== undefined) {
@@ -49,7 +52,7 @@ class Detail {
       change(context);
       context.restore();
       const path = regionPath(this.view, told, this.view.photo.width);
-      outline(context, path, 1.6 / scale, told.value < 0);
+      outline(context, path, 1.6 / scale, "#111");
     });
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", words);
@@ -57,10 +60,15 @@ class Detail {
   }
 
   fill(context, part, { group, region, box }) {
+    if (part.filled !== undefined) {
+      const { width, height } = this.view.photo;
+      context.clip(maskPath(this.view, group, region));
+      context.drawImage(this.view.images.sheets.get(part.filled), 0, 0, width, height);
+      return;
+    }
     const [tall, wide] = part.fills.tile;
     const row = Math.floor(region / part.fills.columns);
     const column = region % part.fills.columns;
-    clipTo(context, this.view, group, region);
     const sheet = this.view.images.sheets.get(part.fills.image);
     // A little inside the tile, where its neighbours do not show.
     const inset = Math.min(tall, wide) > 4 ? 0.5 : 0;
@@ -82,42 +90,13 @@ class Detail {
     const { width, height } = this.view.photo;
     const seen = layer(width, height, (own) => {
       own.filter = `blur(${Math.min(box.width, box.height) / 16}px)`;
-      own.fill(group.owner ? maskPath(this.view, group, region) : boxPath(box));
+      own.fill(group.cells ? maskPath(this.view, group, region) : boxPath(box));
       own.filter = "none";
       own.globalCompositeOperation = "source-in";
       own.drawImage(this.view.images.photo, 0, 0);
     });
     context.drawImage(this.view.images.sheets.get(part.nothing), 0, 0, width, height);
     context.drawImage(seen, 0, 0);
-  }
-
-  rows(told) {
-    const { measure } = this.view;
-    const several = told.parts.length > 1;
-    return told.parts.flatMap((part) =>
-      ["first", "second"]
-        .filter((which) => part[which])
-        .map((which) => {
-          const name = this.view.header.labels[this.view.choice[which]];
-          return element(
-            "tr",
-            {},
-            element(
-              "th",
-              { scope: "row" },
-              nameElement(name),
-              element("small", {}, part.context === "full" ? "all else seen" : "seen by itself"),
-            ),
-            element("td", {}, predictionWords(part[which].seen, measure)),
-            element("td", {}, predictionWords(part[which].not, measure)),
-            element(
-              "td",
-              { class: "number" },
-              which === "first" && several ? bitsWords(part.value, part.error, measure) : "",
-            ),
-          );
-        }),
-    );
   }
 }
 
@@ -144,12 +123,8 @@ function maskPath(view, group, region) {
   const { top, left, height, width } = boxOf({ group, region });
   for (let y = top; y < top + height; y += 1) {
     for (let x = left; x < left + width; x += 1) {
-      if (group.owner[y * view.photo.width + x] === region) path.rect(x, y, 1, 1);
+      if (group.cells[y * view.photo.width + x] === region) path.rect(x, y, 1, 1);
     }
   }
   return path;
-}
-
-function clipTo(context, view, group, region) {
-  if (group.owner) context.clip(maskPath(view, group, region));
 }

@@ -3,26 +3,66 @@
 const ROUNDING = 1e-4;
 
 // The methods of a report; each has groups of regions of one size at one depth, and each group a
-// part for every context.
+// part for every context. Boxes and cells lie on the pixels of the photo.
 function readMethods({ header, arrays }) {
-  const { height, width } = header.photo;
-  return header.methods.map(({ name, groups }) => ({
-    name,
-    groups: groups.map((group, number) => {
-      const own = arrays[group.boxes];
-      const [down, across] = [height / group.space[0], width / group.space[1]];
-      const boxes = Float64Array.from(own, (side, i) => side * (i % 2 ? across : down));
+  return header.methods.map((method) => {
+    const groups = method.groups.map((group, number) => {
+      const own = group.boxes === null ? null : arrays[group.boxes];
+      const owner = group.owner === null ? null : arrays[group.owner];
+      const cells = owner && onPhoto(owner, group.space, header.photo);
       return {
         ...group,
         number,
         own,
-        boxes,
-        count: own.length / 4,
-        owner: group.owner === null ? null : arrays[group.owner],
+        owner,
+        cells,
+        boxes: cells ? tightBoxes(cells, group.count, header.photo) : photoBoxes(own, group.space, header.photo),
         parts: group.parts.map((part) => readPart(part, arrays)),
       };
-    }),
-  }));
+    });
+    const named = (lists) =>
+      lists && {
+        for: lists.for.map((one) => ({ ...one, group: groups[one.group] })),
+        against: lists.against.map((one) => ({ ...one, group: groups[one.group] })),
+      };
+    return { ...method, groups, listed: method.listed.map(named), pair: named(method.pair) };
+  });
+}
+
+// The region of each pixel of the photo, where a feature map has fewer places.
+function onPhoto(owner, [rows, columns], { height, width }) {
+  if (rows === height && columns === width) return owner;
+  return Int32Array.from({ length: height * width }, (_, pixel) => {
+    const y = Math.floor((Math.floor(pixel / width) * rows) / height);
+    return owner[y * columns + Math.floor(((pixel % width) * columns) / width)];
+  });
+}
+
+// Top, left, height and width of each region; zeros for one without pixels.
+function tightBoxes(cells, count, { width }) {
+  const ends = new Int32Array(4 * count).fill(-1);
+  cells.forEach((region, pixel) => {
+    const [y, x, i] = [Math.floor(pixel / width), pixel % width, 4 * region];
+    if (ends[i] < 0) ends.set([y, x, y, x], i);
+    ends[i + 1] = Math.min(ends[i + 1], x);
+    ends[i + 2] = y;
+    ends[i + 3] = Math.max(ends[i + 3], x);
+  });
+  return ends.map((end, i) => {
+    if (end < 0) return 0;
+    return i % 4 < 2 ? end : end - ends[i - 2] + 1;
+  });
+}
+
+function photoBoxes(own, [rows, columns], { height, width }) {
+  const first = (place, size, places) => Math.ceil((place * size) / places);
+  const boxes = new Int32Array(own.length);
+  for (let i = 0; i < own.length; i += 4) {
+    const [top, left, tall, wide] = own.subarray(i, i + 4);
+    const [y, x] = [first(top, height, rows), first(left, width, columns)];
+    boxes.set([y, x, first(top + tall, height, rows) - y, first(left + wide, width, columns) - x], i);
+  }
+  return boxes;
 }
 
 function readPart(part, arrays) {
@@ -51,49 +91,29 @@ function predictions(group, part, region, place, measure) {
   return measure.probabilities ? [sigmoid(before), sigmoid(after)] : [before, after];
 }
 
-// What each region of a part says for a class, or for it rather than for another.
-function partValues(group, part, { first, second }) {
+// What each region of a part says for a class, or for it rather than for another; or one region.
+function partValues(group, part, { first, second }, only = null) {
   const sign = part.context === "full" ? -1 : 1;
-  const values = new Float64Array(group.count);
+  const regions = only === null ? [...Array(group.count).keys()] : [only];
   const at = (table, place, region) => table[place * group.count + region];
-  for (let region = 0; region < group.count; region += 1) {
+  return Float64Array.from(regions, (region) => {
     if (part.values) {
       const other = second === null ? 0 : at(part.values, second, region);
-      values[region] = at(part.values, first, region) - other;
-    } else if (second === null) {
-      values[region] = (sign * at(part.changes, first, region)) / Math.LN2;
-    } else {
-      const ratio = (change) =>
-        logSigmoid(part.reference[first] + change(first)) -
-        logSigmoid(part.reference[second] + change(second));
-      const changed = ratio((place) => at(part.changes, place, region));
-      values[region] = (sign * (changed - ratio(() => 0))) / Math.LN2;
+      return at(part.values, first, region) - other;
     }
-  }
-  return values;
+    if (second === null) return (sign * at(part.changes, first, region)) / Math.LN2;
+    const ratio = (change) =>
+      logSigmoid(part.reference[first] + change(first)) -
+      logSigmoid(part.reference[second] + change(second));
+    const changed = ratio((place) => at(part.changes, place, region));
+    return (sign * (changed - ratio(() => 0))) / Math.LN2;
+  });
 }
 
-// The mean over the chosen contexts.
-function groupValues(group, contexts, question) {
-  const parts = group.parts.filter((part) => contexts.includes(part.context));
-  const total = new Float64Array(group.count);
-  for (const part of parts) {
-    partValues(group, part, question).forEach((value, region) => {
-      total[region] += value / parts.length;
-    });
-  }
-  return total;
-}
-
-// The standard error of a region's value, where there is one: that of the mean over contexts.
-function standardError(group, contexts, { first, second }, region) {
-  const parts = group.parts.filter((part) => contexts.includes(part.context));
-  if (second !== null || !parts.some((part) => part.errors)) return null;
-  let squares = 0;
-  for (const part of parts) {
-    if (part.errors) squares += part.errors[first * group.count + region] ** 2;
-  }
-  return Math.sqrt(squares) / parts.length;
+// The standard error of a region's value in a part, where there is one.
+function standardError(group, part, { first, second }, region) {
+  if (second !== null || !part.errors) return null;
+  return part.errors[first * group.count + region];
 }
 
 // Each pixel the mean of the regions that cover it; NaN where none is known.
@@ -157,13 +177,9 @@ function spread(values) {
   return Math.sqrt(known.reduce((sum, value) => sum + (value - mean) ** 2, 0) / known.length);
 }
 
-// sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k with spreads s_k.
-function weightedMean(maps) {
+// The mean of maps, each with its weight, over those that know a pixel.
+function average(maps, weights) {
   if (maps.length === 1) return maps[0];
-  const spreads = maps.map(spread);
-  const largest = Math.max(...spreads);
-  const weights = spreads.map((one) => (one <= ROUNDING * largest ? 0 : 1 / one));
-  if (weights.every((weight) => weight === 0)) weights.fill(1);
   return maps[0].map((_, pixel) => {
     let [total, counted] = [0, 0];
     maps.forEach((map, k) => {
@@ -176,19 +192,102 @@ function weightedMean(maps) {
   });
 }
 
-// The map of groups in some contexts, on the pixels of the photo: the weighted mean over the sizes
-// of each depth and context, and of those means.
-function evidenceMap(groups, contexts, question, { height, width }) {
+// sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k with spreads s_k.
+function weightedMean(maps) {
+  const spreads = maps.map(spread);
+  const most = Math.max(...spreads);
+  const weights = spreads.map((one) => (one <= ROUNDING * most ? 0 : 1 / one));
+  if (weights.every((weight) => weight === 0)) weights.fill(1);
+  return average(maps, weights);
+}
+
+function partMap(group, part, question, { height, width }) {
+  return enlarged(averaged(group, partValues(group, part, question)), group.space, height, width);
+}
+
+// The map of groups in some contexts, on the pixels of the photo: the mean over the sizes of each
+// question, which is a depth and a context, and the weighted mean of these.
+function evidenceMap(groups, contexts, question, photo) {
   const maps = new Map();
   for (const group of groups) {
     for (const part of group.parts.filter((one) => contexts.includes(one.context))) {
-      const own = averaged(group, partValues(group, part, question));
       const key = `${part.context} ${group.depth}`;
       if (!maps.has(key)) maps.set(key, []);
-      maps.get(key).push(enlarged(own, group.space, height, width));
+      maps.get(key).push(partMap(group, part, question, photo));
     }
   }
-  return weightedMean([...maps.values()].map(weightedMean));
+  return weightedMean([...maps.values()].map((own) => average(own, own.map(() => 1))));
+}
+
+// The mean of a map inside each region of a group; NaN for a region without pixels.
+function meansInside(group, map, { height, width }) {
+  const known = map.map((value) => (Number.isFinite(value) ? value : 0));
+  const total = new Float64Array(group.count);
+  const count = new Float64Array(group.count);
+  if (group.cells) {
+    group.cells.forEach((region, pixel) => {
+      total[region] += known[pixel];
+      count[region] += 1;
+    });
+    return total.map((sum, region) => sum / count[region]);
+  }
+  const stride = width + 1;
+  const sums = new Float64Array((height + 1) * stride);
+  for (let y = 0; y < height; y += 1) {
+    let row = 0;
+    for (let x = 0; x < width; x += 1) {
+      row += known[y * width + x];
+      sums[(y + 1) * stride + x + 1] = sums[y * stride + x + 1] + row;
+    }
+  }
+  return total.map((_, region) => {
+    const [top, left, tall, wide] = group.boxes.subarray(4 * region, 4 * region + 4);
+    const [upper, lower] = [top * stride + left, (top + tall) * stride + left];
+    return (sums[lower + wide] - sums[lower] - sums[upper + wide] + sums[upper]) / (tall * wide);
+  });
+}
+
+// The regions of a group with the strongest evidence for and against, as the map has them: what
+// strongest_regions of the Python side lists.
+function strongestRegions(group, map, photo, { count, least_share: leastShare }) {
+  const means = meansInside(group, map, photo);
+  const order = [...means.keys()].filter((region) => Number.isFinite(means[region]));
+  order.sort((a, b) => Math.abs(means[b]) - Math.abs(means[a]) || a - b);
+  const least = leastShare * Math.abs(means[order[0]]);
+  const chosen = { for: [], against: [] };
+  const taken = [];
+  for (const region of order) {
+    if (!(Math.abs(means[region]) > least)) break;
+    const kind = chosen[means[region] < 0 ? "against" : "for"];
+    const box = boxOf({ group, region });
+    if (kind.length === count || (!group.cells && taken.some((other) => overlap(box, other)))) continue;
+    taken.push(box);
+    kind.push({ group, region, value: means[region] });
+  }
+  return chosen;
+}
+
+// Whether regions of other sizes disagree about a region by as much as its value.
+function isUncertain(found, maps, photo) {
+  if (maps.length < 2) return false;
+  const each = maps.map((map) => meansInside(found.group, map, photo)[found.region] / (spread(map) || 1));
+  const mean = each.reduce((sum, value) => sum + value, 0) / each.length;
+  const squares = each.reduce((sum, value) => sum + (value - mean) ** 2, 0);
+  return Math.abs(mean) <= Math.sqrt(squares / (each.length - 1));
+}
+
+function boxOf({ group, region }) {
+  const [top, left, height, width] = group.boxes.subarray(4 * region, 4 * region + 4);
+  return { top, left, height, width };
+}
+
+function overlap(a, b) {
+  const apart =
+    a.top >= b.top + b.height ||
+    b.top >= a.top + a.height ||
+    a.left >= b.left + b.width ||
+    b.left >= a.left + a.width;
+  return !apart;
 }
 
 function largest(map) {

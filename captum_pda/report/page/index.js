@@ -4,25 +4,24 @@ const ORDERS = {
   title: (a, b) => a.title.localeCompare(b.title, undefined, { numeric: true }),
   sure: (a, b) => b.prediction - a.prediction,
   unsure: (a, b) => a.prediction - b.prediction,
-  against: (a, b) => (a.against ?? 0) - (b.against ?? 0),
-  for: (a, b) => (b.for ?? 0) - (a.for ?? 0),
+  against: (a, b) => (a.against?.value ?? 0) - (b.against?.value ?? 0),
+  for: (a, b) => (b.for?.value ?? 0) - (a.for?.value ?? 0),
 };
 
 function card(entry, number) {
-  const shown = entry.probabilities ? percent(entry.prediction) : short(entry.prediction);
-  const evidence = [
-    element("span", { class: "for" }, entry.for === null ? "nothing for" : `${signed(entry.for)} for`),
-    element(
-      "span",
-      { class: "against" },
-      entry.against === null ? "nothing against" : `${signed(entry.against)} against`,
-    ),
-  ];
+  const shown = entry.probabilities ? percent(entry.prediction) : general(entry.prediction, 4);
+  const evidence = ["for", "against"].map((kind) =>
+    element("span", { class: kind }, `${kind}: ${entry[kind] === null ? "nothing" : typeset(entry[kind].words)}`),
+  );
   const words = [
     element("span", { class: "verdict" }, nameElement(entry.verdict), element("span", { class: "number" }, shown)),
-    element("span", { class: "evidence", title: `the strongest regions, in ${entry.unit}` }, ...evidence),
+    element("span", { class: "evidence", title: "the strongest regions" }, ...evidence),
     element("span", { class: "file", dir: "auto", title: entry.title }, entry.title),
   ];
+  if (entry.test) {
+    const kind = entry.test.passed ? "tested" : "tested failed";
+    words.splice(2, 0, element("span", { class: kind }, typeset(entry.test.sentence)));
+  }
   if (entry.truth !== null) {
     const right = entry.right ? "\u2713 right" : "\u2717 wrong, it is ";
     const truth = entry.right ? [right] : [right, nameElement(entry.truth)];

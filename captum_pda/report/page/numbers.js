@@ -9,12 +9,35 @@ function signed(value, digits = 2) {
   return (value < 0 ? MINUS : "+") + text;
 }
 
+// A probability in percent, with as many digits as tell it from 0 and from 1: as in Python.
 function percent(share) {
   if (!Number.isFinite(share)) return "unknown";
-  const value = 100 * share;
-  if (value > 0 && value < 0.05) return "under 0.1%";
-  if (value < 100 && value > 99.95) return "over 99.9%";
-  return `${value.toFixed(1)}%`;
+  const fromEnd = Math.min(share, 1 - share);
+  const digits = fromEnd > 0 && fromEnd < 1 ? -Math.floor(Math.log10(100 * fromEnd)) : 1;
+  return `${(100 * share).toFixed(Math.min(6, Math.max(1, digits)))}%`;
+}
+
+// A number to some digits, as Python's format "g" has it: 0.3, 263, 2.6e+05.
+function general(value, digits) {
+  if (value === 0) return "0";
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "unknown" : value < 0 ? "-inf" : "inf";
+  const [mantissa, power] = value.toExponential(digits - 1).split("e");
+  const exponent = Number(power);
+  const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+  if (exponent >= -4 && exponent < digits) return trimmed(value.toFixed(digits - 1 - exponent));
+  const sign = exponent < 0 ? "-" : "+";
+  return `${trimmed(mantissa)}e${sign}${String(Math.abs(exponent)).padStart(2, "0")}`;
+}
+
+// A number with its sign, to a tenth or to two digits: as in Python.
+function signedWords(value) {
+  if (Math.abs(value) >= 1 && Number.isFinite(value)) return (value < 0 ? "" : "+") + value.toFixed(1);
+  return (value < 0 ? "" : "+") + general(value, 2);
+}
+
+// Words with arrows and minus signs, as they are printed.
+function typeset(words) {
+  return words.replaceAll("->", "\u2192").replace(/(?<![\w-])-(?=[\di])/g, MINUS);
 }
 
 // Three digits that matter: 2.63, 26.3, 263, 2.6e+5.

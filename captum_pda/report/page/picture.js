@@ -5,6 +5,7 @@ class Picture {
     this.view = view;
     this.changed = changed;
     this.pinned = false;
+    this.outlined = true;
     this.stage = byId("stage");
     this.canvas = byId("picture");
     this.markers = byId("markers");
@@ -17,7 +18,8 @@ class Picture {
       const pixels = context.getImageData(0, 0, width, height);
       for (let i = 0; i < pixels.data.length; i += 4) {
         const [red, green, blue] = pixels.data.subarray(i, i + 3);
-        pixels.data.fill(0.299 * red + 0.587 * green + 0.114 * blue, i, i + 3);
+        // Between dark and light grey, so that colours stand out from black and from white.
+        pixels.data.fill(0.15 * 255 + (0.8 * (red + green + blue)) / 3, i, i + 3);
       }
       context.putImageData(pixels, 0, 0);
     });
@@ -65,12 +67,12 @@ class Picture {
     } else if (event.key === "Home" || event.key === "End") {
       const [found] = event.key === "Home" ? this.view.listed.for : this.view.listed.against;
       if (found) this.view.select(found);
-      this.changed(true);
+      this.changed(Boolean(found));
       event.preventDefault();
     }
   }
 
-  // Looks at the strongest region at a place, which is kept inside the photo.
+  // Looks at the region at a place, which is kept inside the photo.
   lookAt(y, x, aloud) {
     const { width, height } = this.view.photo;
     const place = { y: within(y, height), x: within(x, width) };
@@ -90,10 +92,9 @@ class Picture {
   }
 
   mapLayer(map) {
-    const { scale, choice, photo } = this.view;
-    const { width, height } = photo;
-    const pixels = mapPixels(map, scale, choice.threshold, width, height);
-    return layer(width, height, (context) => context.putImageData(pixels, 0, 0));
+    const { scale, choice, photo, header } = this.view;
+    const pixels = mapPixels(map, scale, choice.threshold, photo, header.colours);
+    return layer(photo.width, photo.height, (context) => context.putImageData(pixels, 0, 0));
   }
 
   draw() {
@@ -119,13 +120,20 @@ class Picture {
 
   paint(context, width, height, dense) {
     this.print(context, width, height, this.map);
+    const { colours } = this.view.header;
+    if (this.outlined) {
+      for (const kind of ["for", "against"]) {
+        for (const found of this.view.listed[kind]) {
+          outline(context, regionPath(this.view, found, width), dense, colours[kind]);
+        }
+      }
+    }
     if (this.view.selected) {
-      const against = this.view.describe(this.view.selected).value < 0;
-      outline(context, regionPath(this.view, this.view.selected, width), dense, against);
+      outline(context, regionPath(this.view, this.view.selected, width), 1.4 * dense, "#111");
     }
   }
 
-  // The photo with a map printed over it.
+  // The photo in grey with a map over it; with less opacity the photo's own colours.
   print(context, width, height, map) {
     const { opacity } = this.view.choice;
     context.imageSmoothingEnabled = true;
@@ -133,21 +141,15 @@ class Picture {
     context.drawImage(this.photo, 0, 0, width, height);
     context.globalAlpha = Math.min(1, 2 * opacity);
     context.drawImage(this.grey, 0, 0, width, height);
-    // White paper shows through as the map grows stronger, and the map is printed on it: where the
-    // evidence is zero, and so white, the photo stays as it is.
-    context.globalAlpha = opacity ** 2;
-    context.fillStyle = "#ffffff";
-    context.fillRect(0, 0, width, height);
-    context.globalAlpha = Math.min(1, 2 * opacity);
-    context.globalCompositeOperation = "multiply";
+    context.globalAlpha = opacity;
+    // Smoothing would mix evidence for and against into evidence for nothing.
     context.imageSmoothingEnabled = false;
     context.drawImage(map, 0, 0, width, height);
     context.globalAlpha = 1;
-    context.globalCompositeOperation = "source-over";
   }
 
   marker(found, place, sign) {
-    const { y, x } = middle(found.box);
+    const { y, x } = insideOf(this.view, found);
     const { width, height } = this.view.photo;
     const against = sign === MINUS;
     const words = `${against ? "Against" : "For"}, number ${place + 1}: ${spokenWords(this.view, found)}`;
@@ -194,13 +196,13 @@ function regionPath(view, { group, region }, width) {
   const scale = width / view.photo.width;
   const path = new Path2D();
   const { top, left, height: tall, width: wide } = boxOf({ group, region });
-  if (!group.owner || group.depth !== "input") {
+  if (!group.cells) {
     path.rect(left * scale, top * scale, wide * scale, tall * scale);
     return path;
   }
   const own = (y, x) =>
     y >= 0 && x >= 0 && y < view.photo.height && x < view.photo.width &&
-    group.owner[y * view.photo.width + x] === region;
+    group.cells[y * view.photo.width + x] === region;
   const edge = (fromY, fromX, toY, toX) => {
     path.moveTo(fromX * scale, fromY * scale);
     path.lineTo(toX * scale, toY * scale);
@@ -217,18 +219,33 @@ function regionPath(view, { group, region }, width) {
   return path;
 }
 
-// Dark within light, so that it is seen on anything; dashed for evidence against.
-function outline(context, path, dense, against) {
+// A place inside a region, near its middle: the pixel of it that is nearest to its mean.
+function insideOf(view, { group, region }) {
+  const box = boxOf({ group, region });
+  if (!group.cells) return middle(box);
+  const { width } = view.photo;
+  const pixels = [];
+  for (let y = box.top; y < box.top + box.height; y += 1) {
+    for (let x = box.left; x < box.left + box.width; x += 1) {
+      if (group.cells[y * width + x] === region) pixels.push([y, x]);
+    }
+  }
+  const [my, mx] = [0, 1].map((axis) => pixels.reduce((sum, at) => sum + at[axis], 0) / pixels.length);
+  const far = ([y, x]) => (y - my) ** 2 + (x - mx) ** 2;
+  const [y, x] = pixels.reduce((a, b) => (far(b) < far(a) ? b : a));
+  return { y: y + 0.5, x: x + 0.5 };
+}
+
+// A line with a white rim, so that it is seen on anything.
+function outline(context, path, dense, colour) {
   context.lineJoin = "round";
-  context.setLineDash([]);
-  context.lineWidth = 5 * dense;
+  context.lineCap = "round";
+  context.lineWidth = 4 * dense;
   context.strokeStyle = "rgb(255 255 255 / 0.9)";
   context.stroke(path);
-  context.setLineDash(against ? [7 * dense, 5 * dense] : []);
   context.lineWidth = 2 * dense;
-  context.strokeStyle = "#111";
+  context.strokeStyle = colour;
   context.stroke(path);
-  context.setLineDash([]);
 }
 
 function pictureWords(view) {

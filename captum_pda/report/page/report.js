@@ -1,5 +1,7 @@
 // Puts the page together: values in, picture, detail, tables and controls out.
 
+let view = null; // what is looked at
+
 async function start() {
   const block = await readBlock("values");
   const { header, arrays } = block;
@@ -7,28 +9,31 @@ async function start() {
   for (const { groups } of header.methods) {
     for (const part of groups.flatMap((group) => group.parts)) {
       if (part.fills) numbers.add(part.fills.image);
+      if (part.filled !== undefined) numbers.add(part.filled);
       if (part.nothing !== undefined) numbers.add(part.nothing);
     }
   }
   const sheets = new Map();
   for (const number of numbers) sheets.set(number, await readImage(arrays[number]));
   const photo = await readImage(arrays[header.photo.image]);
-  const view = new View(block, { photo, sheets });
+  view = new View(block, { photo, sheets });
 
   const looked = (aloud) => {
     picture.draw();
     detail.redraw();
     tables.mark();
-    if (aloud && view.selected) byId("spoken").textContent = spokenWords(view, view.selected);
+    if (aloud && view.selected) byId("spoken").textContent = typeset(spokenWords(view, view.selected));
   };
   const picture = new Picture(view, photo, looked);
   const detail = new Detail(view);
   const tables = new Tables(view, () => looked(false));
+  const test = new MapTest(view, photo);
   const chosen = () => {
     picture.redraw();
     detail.redraw();
     tables.redraw();
     controls.redraw();
+    test.redraw();
     const other = view.otherName === null ? "" : ` rather than ${isolated(view.otherName)}`;
     byId("spoken").textContent = `Shown: evidence for ${isolated(view.className)}${other}.`;
   };

@@ -22,7 +22,7 @@ function savedView(view, picture) {
     for (let x = 0; x < inner; x += 1) {
       const value = (2 * x) / (inner - 1) - 1;
       const hidden = Math.abs(value * view.scale) < view.choice.threshold;
-      context.fillStyle = `rgb(${(hidden ? [255, 255, 255] : colourOf(value)).join(" ")})`;
+      context.fillStyle = `rgb(${(hidden ? [255, 255, 255] : colourOf(value, view.header.colours)).join(" ")})`;
       context.fillRect(margin + x, top, 1, ramp);
     }
     context.strokeStyle = "#8a8d94";
@@ -48,7 +48,7 @@ function savedChoices(view) {
   const { choice } = view;
   const method = view.methods[choice.method];
   const only = method.groups.length === 1 ? 0 : choice.group;
-  const size = only === null ? "all sizes" : sizeWords(method.groups[only]);
+  const size = only === null ? "all sizes" : method.groups[only].title;
   const context = choice.context === null && view.offered.length > 1 ? "both" : view.contexts[0];
   const words = [isolated(view.header.title), method.name, size, CONTEXT_WORDS[context].toLowerCase()];
   return words.filter(Boolean).join(" \u00b7 ");

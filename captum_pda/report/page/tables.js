@@ -15,42 +15,36 @@ class Tables {
       const rows = this.view.listed[kind].map((found, place) => this.row(found, place, kind));
       byId(`${kind}-rows`).replaceChildren(...rows);
       byId(`${kind}-none`).hidden = rows.length > 0;
-      byId(`${kind}-table`).hidden = rows.length === 0;
     }
-    byId("ranked").hidden = this.view.regions.length < 2;
-    for (const head of document.querySelectorAll(".unit")) head.textContent = this.view.measure.unit;
+    byId("ranked").textContent = `Of ${this.view.pointed.title}, in the order of the map inside them.`;
     this.mark();
   }
 
   row(found, place, kind) {
-    const told = this.view.describe(found);
-    const seen = told.parts.find((part) => part.context === "full") || told.parts[0];
     const look = () => {
       this.view.select(found);
       this.changed();
     };
-    const number = `${kind === "for" ? "+" : MINUS}${place + 1}`;
+    const where = placeWords(boxOf(found), this.view.photo);
     const made = element(
-      "tr",
+      "li",
       { onpointerenter: look, onclick: look },
       element(
-        "td",
-        {},
-        element(
-          "button",
-          {
-            type: "button",
-            class: `chip ${kind}`,
-            "aria-label": `Look at number ${place + 1} ${kind}: ${spokenWords(this.view, found)}`,
-            onfocus: look,
-          },
-          number,
-        ),
+        "button",
+        {
+          type: "button",
+          class: `chip ${kind}`,
+          "aria-label": `Look at number ${place + 1} ${kind}: ${where}; ${found.answers.join("; ")}`,
+          onfocus: look,
+        },
+        `${kind === "for" ? "+" : MINUS}${place + 1}`,
       ),
-      element("td", { class: `number ${kind}` }, valueWords(told.value, told.error)),
-      element("td", {}, placeWords(told.box, this.view.photo)),
-      element("td", {}, sizeWords(told.group)),
-      element("td", { class: "number" }, predictionWords(seen.first.not, this.view.measure)),
+      element(
+        "div",
+        {},
+        ...found.answers.map((answer) => element("p", { class: "answer" }, typeset(answer))),
+        element("p", { class: "where" }, where),
+      ),
     );
     made.found = found;
     return made;
@@ -58,7 +52,7 @@ class Tables {
 
   // Shows which row is looked at.
   mark() {
-    for (const row of document.querySelectorAll("#for-rows tr, #against-rows tr")) {
+    for (const row of document.querySelectorAll("#for-rows li, #against-rows li")) {
       if (isSame(row.found, this.view.selected)) row.setAttribute("aria-current", "true");
       else row.removeAttribute("aria-current");
     }

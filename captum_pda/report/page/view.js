@@ -1,7 +1,5 @@
 // What is looked at: the choices made, and everything that follows from them.
 
-const SHOWN = 5; // how many regions are listed for and against
-const LEAST_BITS = 0.01; // regions of fewer bits are not listed
 const MOST_KEPT = 100; // how many maps are remembered
 
 class View {
@@ -18,7 +16,7 @@ class View {
       context: null,
       first: header.first,
       second: header.second,
-      opacity: 0.55,
+      opacity: 0.85,
       threshold: 0,
       held: null,
     };
@@ -41,23 +39,54 @@ class View {
     this.map = this.mapFor(this.question);
     this.fitted = this.fittedScale() || 1;
     this.scale = this.choice.held || this.fitted;
-    this.regions = this.pointable().map((group) => this.valuesOf(group));
-    const least = this.measure.unit === "bits" ? LEAST_BITS : 0;
-    this.listed = strongest(this.regions, SHOWN, Math.max(this.choice.threshold, least));
+    this.means = new Map();
+    this.pointed = this.pointable().reduce((a, b) => (b.rank < a.rank ? b : a));
+    this.listed = this.listedRegions();
     if (this.selected) this.keepSelected();
   }
 
   // Regions that can be pointed at: of the photo itself, unless a layer was chosen.
   pointable() {
-    const own = this.groups.filter((group) => group.depth === "input");
-    return own.length ? own : this.groups;
+    const asked = this.groups.filter((group) => contextsOf([group]).some((one) => this.contexts.includes(one)));
+    const own = asked.filter((group) => group.depth === "input");
+    return own.length ? own : asked;
   }
 
-  valuesOf(group) {
-    const contexts = this.contexts.filter((one) => contextsOf([group]).includes(one));
-    const values = groupValues(group, contexts, this.question);
-    const plain = values.map((value) => (Number.isFinite(value) ? value : 0));
-    return { group, contexts, values, plain, spread: spread(plain) || 1 };
+  // Whether the map is that of all regions and questions, as Python's attribution.
+  get isWhole() {
+    return this.choice.group === null && this.choice.context === null;
+  }
+
+  // Python's own list where there is one for this choice; otherwise the same made here.
+  listedRegions() {
+    const { first, second } = this.choice;
+    const { listed, pair } = this.methods[this.choice.method];
+    const isPair = first === this.header.first && second === this.header.second;
+    let found = second === null ? listed[first] : isPair ? pair : null;
+    if (!found || !this.isWhole) found = this.ownList();
+    const strong = (one) => Math.abs(one.value) >= this.choice.threshold;
+    return { for: found.for.filter(strong), against: found.against.filter(strong) };
+  }
+
+  ownList() {
+    const found = strongestRegions(this.pointed, this.map, this.photo, this.header.listed);
+    const maps = this.pointable().flatMap((group) =>
+      group.parts
+        .filter((part) => this.contexts.includes(part.context))
+        .map((part) => partMap(group, part, this.question, this.photo)),
+    );
+    const told = (one) => {
+      const answers = this.describe(one).parts.flatMap((part) => answerWords(part, this.measure));
+      if (isUncertain(one, maps, this.photo)) answers.push("uncertain: other sizes disagree");
+      return { ...one, answers };
+    };
+    return { for: found.for.map(told), against: found.against.map(told) };
+  }
+
+  // The mean of the map inside each region of a group.
+  meansOf(group) {
+    if (!this.means.has(group)) this.means.set(group, meansInside(group, this.map, this.photo));
+    return this.means.get(group);
   }
 
   mapFor(question) {
@@ -84,58 +113,51 @@ class View {
     return this.choice.second === null ? null : this.header.labels[this.choice.second];
   }
 
-  // The strongest region at a place, relative to the spread of its size.
+  // The region at a place; of windows that overlap, the one whose middle is nearest.
   regionAt(y, x) {
-    let [best, found] = [-1, null];
-    for (const regions of this.regions) {
-      const { group, plain } = regions;
-      const several = this.regions.length > 1 ? regions.spread : 1;
-      for (const region of regionsAt(group, y, x, this.photo.width)) {
-        const strength = Math.abs(plain[region]) / several;
-        if (strength > best) [best, found] = [strength, { group, region }];
-      }
+    const group = this.pointed;
+    if (group.cells) return { group, region: group.cells[y * this.photo.width + x] };
+    let [best, found] = [Infinity, null];
+    for (let region = 0, i = 0; region < group.count; region += 1, i += 4) {
+      const [top, left, tall, wide] = group.boxes.subarray(i, i + 4);
+      if (y < top || y >= top + tall || x < left || x >= left + wide) continue;
+      const distance = (top + tall / 2 - y - 0.5) ** 2 + (left + wide / 2 - x - 0.5) ** 2;
+      if (distance < best) [best, found] = [distance, { group, region }];
     }
     return found;
   }
 
   select(found, place = null) {
-    this.selected = found && { ...found, place: place || middle(boxOf(found)) };
+    this.selected = found && { ...found, place: place || insideOf(this, found) };
   }
 
-  // After a choice, the strongest region at the same place is looked at.
+  // After a choice, the region at the same place is looked at.
   keepSelected() {
     const { y, x } = this.selected.place;
     this.select(this.regionAt(Math.floor(y), Math.floor(x)), this.selected.place);
   }
 
-  // Everything that is told of a region.
+  // Everything that is told of a region: the map inside it, and the answer to each question.
   describe({ group, region }) {
-    const regions = this.regions.find((one) => one.group === group) || this.valuesOf(group);
     return {
       group,
       region,
       box: boxOf({ group, region }),
-      value: regions.values[region],
-      error: standardError(group, regions.contexts, this.question, region),
-      contexts: regions.contexts,
+      value: this.meansOf(group)[region],
       parts: group.parts
-        .filter((part) => regions.contexts.includes(part.context))
+        .filter((part) => this.contexts.includes(part.context))
         .map((part) => this.describePart(group, part, region)),
     };
   }
 
   describePart(group, part, region) {
     const { first, second } = this.choice;
-    const value = groupValues(group, [part.context], this.question)[region];
-    const both = (place) => {
-      const [before, after] = predictions(group, part, region, place, this.measure);
-      return part.context === "full" ? { seen: before, not: after } : { seen: after, not: before };
-    };
+    const both = (place) => predictions(group, part, region, place, this.measure);
     return {
       part,
       context: part.context,
-      value,
-      error: standardError(group, [part.context], this.question, region),
+      value: partValues(group, part, this.question, region)[0],
+      error: standardError(group, part, this.question, region),
       first: both(first),
       second: second === null ? null : both(second),
     };
@@ -147,56 +169,6 @@ function contextsOf(groups) {
   return ["full", "empty"].filter((context) => found.includes(context));
 }
 
-function boxOf({ group, region }) {
-  const [top, left, height, width] = group.boxes.subarray(4 * region, 4 * region + 4);
-  return { top, left, height, width };
-}
-
 function middle({ top, left, height, width }) {
   return { y: top + height / 2, x: left + width / 2 };
-}
-
-function* regionsAt(group, y, x, width) {
-  if (group.owner && group.depth === "input") {
-    yield group.owner[y * width + x];
-    return;
-  }
-  const { boxes } = group;
-  for (let region = 0, i = 0; region < group.count; region += 1, i += 4) {
-    const inside = y >= boxes[i] && y < boxes[i] + boxes[i + 2];
-    if (inside && x >= boxes[i + 1] && x < boxes[i + 1] + boxes[i + 3]) yield region;
-  }
-}
-
-// The strongest regions for and against that do not overlap a stronger one of their kind.
-function strongest(regions, n, threshold) {
-  const all = regions.flatMap(({ group, plain, spread: own }) =>
-    Array.from(plain, (value, region) => ({
-      group,
-      region,
-      value,
-      strength: Math.abs(value) / (regions.length > 1 ? own : 1),
-      box: boxOf({ group, region }),
-    })),
-  );
-  const pick = (sign) => {
-    const kind = all.filter(({ value }) => sign * value > 0 && Math.abs(value) >= threshold);
-    kind.sort((a, b) => b.strength - a.strength);
-    const chosen = [];
-    for (const one of kind) {
-      if (chosen.length === n) break;
-      if (!chosen.some((other) => overlap(one.box, other.box))) chosen.push(one);
-    }
-    return chosen;
-  };
-  return { for: pick(1), against: pick(-1) };
-}
-
-function overlap(a, b) {
-  const apart =
-    a.top >= b.top + b.height ||
-    b.top >= a.top + a.height ||
-    a.left >= b.left + b.width ||
-    b.left >= a.left + a.width;
-  return !apart;
 }

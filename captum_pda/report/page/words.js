@@ -1,4 +1,4 @@
-// What a region says, in words that are true of the measure.
+// What a region says, in the words of the Python side: each number with its question.
 
 const ROWS = ["upper", "middle", "lower"];
 const COLUMNS = ["left", "middle", "right"];
@@ -11,32 +11,54 @@ function placeWords(box, { height, width }) {
   return row === 1 && column === 1 ? "centre" : `${ROWS[row]} ${COLUMNS[column]}`;
 }
 
-function sizeWords(group) {
-  const [height, width] = group.size;
-  const sides = `${height}\u00d7${width}`;
-  if (group.depth !== "input") return `features of ${group.depth}, ${sides}`;
-  return group.owner ? `regions of the mask, about ${sides}` : sides;
-}
-
 const CONTEXT_WORDS = {
-  full: "All else seen",
-  empty: "Seen by itself",
-  both: "Both, averaged",
+  full: "Without each region",
+  empty: "Each by itself",
+  both: "All questions",
 };
 
-// How a region is begun to be told of, in each context.
-function opening(contexts) {
-  if (contexts.length > 1) return "On average over both contexts, seeing it";
-  return contexts[0] === "full" ? "Seeing it" : "By itself, it";
+function predictionWords(value, measure) {
+  return measure.probabilities ? percent(value) : general(value, 4);
 }
 
+function withUnit(words, { unit }) {
+  return unit ? `${words} ${unit}` : words;
+}
+
+// The answer to one question about a region, as StrongRegion.answers has it.
+function answerWords({ context, value, first }, measure) {
+  if (context === "empty") return [`by itself: ${withUnit(signedWords(value), measure)} over nothing`];
+  const [seen, unseen] = first.map((one) => predictionWords(one, measure));
+  return [`without it: ${seen} -> ${unseen} (${withUnit(signedWords(-value), measure)})`];
+}
+
+// The same, with what a close look adds: the sampling error, and the other class.
+function closeWords(view, told) {
+  const { measure } = view;
+  return told.parts.flatMap((part) => {
+    if (!Number.isFinite(part.value)) return [];
+    const question = part.context === "full" ? "without it" : "by itself";
+    const words = answerWords(part, measure);
+    if (part.second && part.context === "full") {
+      const [seen, unseen] = part.second.map((one) => predictionWords(one, measure));
+      words.push(`without it, ${isolated(view.otherName)}: ${seen} -> ${unseen}`);
+    }
+    if (part.error !== null) {
+      words.push(`${question}, standard error: ${withUnit(general(part.error, 2), measure)}`);
+    }
+    return words;
+  });
+}
+
+// What the first of its answers means for the odds, or for another measure.
 function evidenceSentence(view, told) {
   const { measure } = view;
   const name = isolated(view.className);
   const other = view.otherName === null ? null : isolated(view.otherName);
-  const start = opening(told.contexts);
-  const { value } = told;
-  if (!Number.isFinite(value)) return "What this region says is not known.";
+  const [part] = told.parts;
+  if (!part || !Number.isFinite(part.value)) return "What this region says is not known.";
+  const { value } = part;
+  const start = part.context === "full" ? "Seeing it" : "By itself, it";
   if (measure.unit === "bits") {
     const what = ratioOf(measure, name, other);
     if (Math.abs(value) < HARDLY) return `${start} hardly changes ${what}.`;
@@ -60,27 +82,27 @@ function ratioOf(measure, name, other) {
   return measure.name === "weight_of_evidence" ? `the odds of ${name}` : `the probability of ${name}`;
 }
 
-function predictionWords(value, measure) {
-  return measure.probabilities ? percent(value) : short(value);
-}
-
-function valueWords(value, error) {
-  return `${signed(value)}${error === null ? "" : ` \u00b1 ${error.toFixed(2)}`}`;
-}
-
-function bitsWords(value, error, measure) {
-  return `${valueWords(value, error)} ${measure.unit}`;
+// What the colours mean, in one line.
+function scaleWords(view) {
+  const { questions } = view.methods[view.choice.method];
+  const asked = new Map();
+  for (const group of view.groups) {
+    for (const part of group.parts.filter((one) => view.contexts.includes(one.context))) {
+      const key = `${part.context} ${group.depth}`;
+      asked.set(key, (asked.get(key) || 0) + 1);
+    }
+  }
+  const each = [...asked].map(([key, sizes]) =>
+    sizes > 1 ? `${questions[key]} (mean of ${sizes} sizes)` : questions[key],
+  );
+  const unit = view.measure.unit || "units of the output";
+  if (each.length === 1) return `${unit}; ${each[0]}`;
+  return `${unit}; weighted mean of all questions: ${each.join("; ")}`;
 }
 
 // A region in one line, as a screen reader says it.
 function spokenWords(view, found) {
   const told = view.describe(found);
-  const where = placeWords(told.box, view.photo);
-  const full = told.parts.find((part) => part.context === "full") || told.parts[0];
-  const seen = predictionWords(full.first.seen, view.measure);
-  const not = predictionWords(full.first.not, view.measure);
-  return (
-    `${where}, ${sizeWords(told.group)}: ${bitsWords(told.value, told.error, view.measure)}. ` +
-    `${evidenceSentence(view, told)} ${isolated(view.className)}: ${seen} with it, ${not} without it.`
-  );
+  const answers = closeWords(view, told).join("; ");
+  return `${placeWords(told.box, view.photo)}, ${told.group.title}: ${answers}. ${evidenceSentence(view, told)}`;
 }

@@ -1,0 +1,153 @@
+// The map's test on its own photo: the strongest pixels hidden, or only them shown.
+
+const CURVES = { width: 340, height: 210, left: 46, right: 12, top: 12, bottom: 38 };
+const BLURRED_SIDE = 11; // pixels of the longer side that are left of a blurred photo
+
+class MapTest {
+  constructor(view, photo) {
+    this.view = view;
+    this.mode = "hidden";
+    const { width, height } = view.photo;
+    const read = (draw) => layer(width, height, draw).getContext("2d").getImageData(0, 0, width, height);
+    this.photo = read((context) => context.drawImage(photo, 0, 0));
+    const ratio = BLURRED_SIDE / Math.max(width, height);
+    const [wide, tall] = [width, height].map((side) => Math.max(1, Math.round(side * ratio)));
+    const small = layer(wide, tall, (context) => {
+      context.imageSmoothingQuality = "high";
+      context.drawImage(photo, 0, 0, wide, tall);
+    });
+    this.blurred = read((context) => {
+      context.imageSmoothingQuality = "high";
+      context.drawImage(small, 0, 0, width, height);
+    });
+    byId("share").addEventListener("input", (event) => this.show(event.target.valueAsNumber));
+  }
+
+  get test() {
+    return this.view.methods[this.view.choice.method].test;
+  }
+
+  // Whether the map that is shown is the one that was tested.
+  get isShown() {
+    const { choice, isWhole } = this.view;
+    return isWhole && choice.second === null && choice.first === this.test.place;
+  }
+
+  redraw() {
+    const { test } = this;
+    byId("test").hidden = !test;
+    byId("tested").hidden = !test;
+    if (!test) return;
+    const told = test.failure === null;
+    const shown = told && this.isShown;
+    byId("tested").hidden = told && !shown;
+    byId("tested").classList.toggle("failed", told && !test.passed);
+    byId("test").classList.toggle("failed", told && !test.passed);
+    byId("tested").textContent = typeset(this.sentence());
+    byId("test").hidden = !told;
+    if (!told) return;
+    byId("test-body").hidden = !shown;
+    byId("test-other").hidden = shown;
+    const name = isolated(this.view.header.labels[test.place]);
+    byId("test-other").textContent = `The map for ${name}, of all regions and questions, was tested; this one was not.`;
+    if (!shown) return;
+    this.order = strongestFirst(this.view.map);
+    byId("test-gain").textContent = `Area between the curves (symmetric relevance gain): ${test.gain}; a random map has 0.`;
+    byId("share").max = String(test.shares.length - 1);
+    const modes = [
+      { value: "hidden", words: "hide the strongest" },
+      { value: "shown", words: "show only them" },
+    ];
+    choices(byId("test-mode"), "test-mode", modes, this.mode, (mode) => {
+      this.mode = mode;
+      this.show(this.step);
+    });
+    this.show(test.start);
+  }
+
+  sentence() {
+    const { test } = this;
+    if (test.failure !== null) return test.failure;
+    return test.passed ? `Tested on this photo: ${test.sentence}` : `Test failed: ${test.sentence}`;
+  }
+
+  // The photo and the numbers at one of the shares that were tested.
+  show(step) {
+    const { test, mode } = this;
+    this.step = step;
+    byId("share").value = String(step);
+    const share = test.words.share[step];
+    byId("share-value").textContent = share;
+    byId("share").setAttribute("aria-valuetext", share);
+    const predicted = test.words[mode][step];
+    const words = mode === "hidden"
+      ? `without the strongest ${share}: ${test.words.hidden[0]} -> ${predicted}`
+      : `with only the strongest ${share}: ${predicted}`;
+    byId("test-words").textContent = typeset(words);
+    this.drawPhoto(test.shares[step], words);
+    byId("curves").replaceChildren(...this.curves());
+    const name = (which) => test.words[which][step];
+    byId("curves").setAttribute(
+      "aria-label",
+      `The prediction against the share of pixels; at ${share}: ${name("hidden")} with the strongest hidden, ` +
+        `${name("shown")} with only them shown`,
+    );
+  }
+
+  drawPhoto(share, words) {
+    const { width, height } = this.view.photo;
+    const pixels = new ImageData(new Uint8ClampedArray(this.photo.data), width, height);
+    const count = share === 0 ? 0 : Math.max(1, Math.round(share * this.order.length));
+    const gone = this.mode === "hidden" ? this.order.subarray(0, count) : this.order.subarray(count);
+    for (const pixel of gone) {
+      pixels.data.set(this.blurred.data.subarray(4 * pixel, 4 * pixel + 4), 4 * pixel);
+    }
+    const canvas = byId("test-photo");
+    [canvas.width, canvas.height] = [width, height];
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    canvas.setAttribute("aria-label", words);
+  }
+
+  curves() {
+    const { test } = this;
+    const { width, height, left, right, top, bottom } = CURVES;
+    const all = [...test.hidden, ...test.shown];
+    const probable = this.view.measure.probabilities;
+    const [low, high] = probable ? [0, 1] : [Math.min(...all), Math.max(...all)];
+    const x = (share) => left + share * (width - left - right);
+    const y = (value) => top + (1 - (value - low) / (high - low || 1)) * (height - top - bottom);
+    const line = (values) => values.map((value, k) => `${x(test.shares[k])},${y(value)}`).join(" ");
+    const text = (words, at, anchor = "middle") => drawn("text", { ...at, "text-anchor": anchor }, words);
+    const middleOf = (low + high) / 2;
+    const marks = [low, middleOf, high].map((value) =>
+      text(probable ? `${100 * value}%` : general(value, 3), { x: left - 6, y: y(value) + 4 }, "end"),
+    );
+    const there = x(test.shares[this.step]);
+    return [
+      drawn("polygon", { class: "between", points: `${line(test.shown)} ${line(test.hidden).split(" ").reverse().join(" ")}` }),
+      drawn("path", { class: "axes", d: `M${left},${top} V${height - bottom} H${width - right}` }),
+      drawn("line", { class: "there", x1: there, x2: there, y1: top, y2: height - bottom }),
+      drawn("polyline", { class: "shown", points: line(test.shown) }),
+      drawn("polyline", { class: "hidden", points: line(test.hidden) }),
+      drawn("circle", { class: "shown", cx: there, cy: y(test.shown[this.step]), r: 4 }),
+      drawn("circle", { class: "hidden", cx: there, cy: y(test.hidden[this.step]), r: 4 }),
+      ...marks,
+      ...[0, 0.5, 1].map((share) => text(`${100 * share}%`, { x: x(share), y: height - bottom + 16 })),
+      text("strongest pixels of the map", { x: x(0.5), y: height - 4 }),
+    ];
+  }
+}
+
+// The pixels in the order of a map, the strongest first and unknown ones last.
+function strongestFirst(map) {
+  const known = map.map((value) => (Number.isNaN(value) ? -Infinity : value));
+  const order = Uint32Array.from(map.keys());
+  return order.sort((a, b) => (known[b] === known[a] ? a - b : known[b] - known[a]));
+}
+
+function drawn(tag, properties, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(properties)) made.setAttribute(name, String(value));
+  made.append(...children);
+  return made;
+}
