@@ -8,8 +8,8 @@ is none.
 from captum_pda.atlas.atlas_page import visualize_atlas, write_atlas
 from captum_pda.atlas.class_regions import (
     ClassRegion,
+    cut_regions,
     read_regions,
-    strongest_regions,
     write_regions,
 )
 from captum_pda.atlas.groups import Atlas, RegionGroup, make_atlas
@@ -18,9 +18,9 @@ __all__ = [
     "Atlas",
     "ClassRegion",
     "RegionGroup",
+    "cut_regions",
     "make_atlas",
     "read_regions",
-    "strongest_regions",
     "visualize_atlas",
     "write_atlas",
     "write_regions",

@@ -12,10 +12,10 @@ from captum_pda.atlas.groups import Atlas, RegionGroup
 from captum_pda.basics.files import write_whole
 from captum_pda.basics.plurals import counted
 from captum_pda.prediction.inputs import check_count
-from captum_pda.report.page_file import Block, Page
+from captum_pda.report.block import Block
+from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import jpeg
-from captum_pda.visualization.drawing import new_figure, show
-from captum_pda.visualization.window_frames import AGAINST, FOR
+from captum_pda.visualization.drawing import AGAINST, FOR, new_figure, show
 
 PAGE = Page(
     "Atlas",

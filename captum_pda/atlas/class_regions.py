@@ -21,10 +21,10 @@ from torch import Tensor
 
 from captum_pda.basics.files import write_whole
 from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
-from captum_pda.evidence.strongest import StrongWindow, strongest_windows
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.prediction.find_layer import NoFeatureMapError, last_feature_map
 from captum_pda.prediction.evaluation_mode import evaluation_mode
+from captum_pda.prediction.find_layer import NoFeatureMapError, last_feature_map
 from captum_pda.prediction.model_call import ModelCall
 from captum_pda.report.pictures import Display
 
@@ -60,7 +60,7 @@ class ClassRegion:
     label: str = ""
 
 
-def strongest_regions(
+def cut_regions(
     evidence: WindowEvidence,
     target: int,
     photo: str,
@@ -92,43 +92,53 @@ def strongest_regions(
         >>> regions = []
         >>> for name, image in photos.items():
         ...     evidence = PDA(model).evidence(image)
-        ...     regions += strongest_regions(evidence, husky, name, model)
+        ...     regions += cut_regions(evidence, husky, name, model)
         >>> atlas = make_atlas(regions, "husky")
     """
     image = evidence.inputs[0]
-    windows = [
-        window
-        for kind in strongest_windows(evidence, target, n)
-        for window in kind
-        if abs(window.value) >= min_bits
+    found = [
+        region
+        for kind in strongest_regions(evidence, target, n)
+        for region in kind
+        if abs(region.value) >= min_bits
     ]
-    if not windows:
+    if not found:
         return []
     pixels = Display.of(image[0].cpu(), mean, std).bytes(image[0].cpu())
-    crops = [_crop(pixels, window) for window in windows]
+    crops = [_crop(pixels, region) for region in found]
     maps = None if model is None else feature_map(model, image)
     features = (
         [colour_and_texture(crop) for crop in crops]
         if maps is None
-        else features_in(maps, tuple(image.shape[2:]), windows)
+        else features_in(maps, tuple(image.shape[2:]), found)
     )
     return [
         ClassRegion(
             photo,
-            window.value,
-            (window.corner[0], window.corner[1]),
-            (window.shape[0], window.shape[1]),
+            region.value,
+            (region.corner[0], region.corner[1]),
+            (region.shape[0], region.shape[1]),
             crop,
             vector,
         )
-        for window, crop, vector in zip(windows, crops, features, strict=True)
+        for region, crop, vector in zip(found, crops, features, strict=True)
     ]
 
 
-def _crop(pixels: npt.NDArray[np.uint8], window: StrongWindow) -> npt.NDArray[np.uint8]:
-    (top, left), (height, width) = window.corner, window.shape
-    cut = Image.fromarray(pixels[top : top + height, left : left + width])
-    return np.asarray(cut.resize((CROP_SIDE, CROP_SIDE), Image.Resampling.BICUBIC))
+def _bits(region: StrongRegion) -> float:
+    """What a region says, with the sign of the map: the value of the map inside it."""
+    return region.value
+
+
+def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np.uint8]:
+    """The region's box, with what does not belong to the region in pale grey."""
+    (top, left), (height, width) = region.corner, region.shape
+    box = slice(top, top + height), slice(left, left + width)
+    cut, inside = pixels[box].astype(np.float32), region.pixels[box][..., None]
+    grey = 0.35 * cut.mean(axis=2, keepdims=True) + 0.6 * 255
+    shown = np.where(inside, cut, grey).round().astype(np.uint8)
+    resized = Image.fromarray(shown).resize((CROP_SIDE, CROP_SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(resized)
 
 
 # What regions are compared by
@@ -150,19 +160,19 @@ def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
 
 
 def features_in(
-    maps: Tensor, space: tuple[int, ...], windows: Sequence[StrongWindow]
+    maps: Tensor, space: tuple[int, ...], regions: Sequence[StrongRegion]
 ) -> list[Vector]:
-    """The mean of a feature map (F, h, w) over each window, by the share of each place in it."""
+    """The mean of a feature map (F, h, w) over the box of each region, by each place's share."""
     return [
         torch.einsum(
             "fyx,y,x->f",
             maps,
             *(
-                _shares(window.corner[axis], window.shape[axis], space[axis], maps.shape[axis + 1])
+                _shares(region.corner[axis], region.shape[axis], space[axis], maps.shape[axis + 1])
                 for axis in (0, 1)
             ),
         ).numpy()
-        for window in windows
+        for region in regions
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
-from captum_pda.atlas.class_regions import read_regions, regions_in_file, strongest_regions
+from captum_pda.atlas.class_regions import cut_regions, read_regions, regions_in_file
 from captum_pda.atlas.groups import make_atlas
 from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explain import conclude, explain_photos, load_explainer, run_on_ranks
@@ -161,7 +161,7 @@ class AtlasWriter(PhotoWriter):
         regions = [
             replace(region, link=self._link(place), label=labels[target])
             for target in self.classes[number]
-            for region in strongest_regions(
+            for region in cut_regions(
                 explanation.evidence,
                 target,
                 str(place.photo),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captum_pda.basics.errors import warn_user
 from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
-from captum_pda.prediction.model_call import evaluation_mode
+from captum_pda.prediction.evaluation_mode import evaluation_mode
 from captum_pda.prediction.outputs import scores_of
 from captum_pda.prediction.readout import OUTPUTS
 

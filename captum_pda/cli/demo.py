@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from captum.attr import LayerAttribution, LayerGradCam, Saliency, visualization
+from captum.attr import LayerAttribution, LayerGradCam, Occlusion, visualization
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
@@ -17,28 +17,23 @@ from torch import Tensor, nn
 
 from captum_pda.basics.device_sync import in_double
 from captum_pda.cli.classifier import Classifier
+from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import PICTURES, check_free, write_figure
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.options import add_overwrite
-from captum_pda.cli.results import top_classes, window_lines
+from captum_pda.cli.results import answer_lines, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.evidence.strongest import strongest_windows
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
-from captum_pda.visualization import visualize_evidence
-from captum_pda.visualization.arrays import picture
-from captum_pda.visualization.drawing import draw_colorbar
-from captum_pda.visualization.window_frames import draw_windows
+from captum_pda.visualization.arrays import evidence_map, evidence_scale, picture
+from captum_pda.visualization.drawing import draw_map, draw_picture, finish
+from captum_pda.visualization.regions import draw_outlines
 
 #: Photos of scikit-image, by the names of its functions.
-PHOTOS = ("chelsea", "coffee")
-HOW_TO_READ = (
-    "the regions that say most:\nred for, blue against",
-    "red speaks for the class,\nblue against it; a bit doubles the odds",
-    "red: rather the first,\nblue: rather the second",
-    "one soft place, without\nsign or unit",
-    "pixels that sway the score,\nwithout sign or unit",
-)
+PHOTOS = ("coffee", "rocket")
+#: The window and stride of Captum's Occlusion, as its users would choose them for 224 pixels.
+OCCLUSION_WINDOW, OCCLUSION_STRIDE = 64, 32
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -47,8 +42,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "demo",
         help="explain two photos, and draw one picture",
         description="Explain two photos that come with scikit-image by a network whose weights "
-        "come by pip (EfficientNet-lite0): what speaks for the class, and why this class rather "
-        "than the next, beside GradCAM and Saliency. Takes about a minute, and needs no network.",
+        "come by pip (EfficientNet-lite0): what speaks for the class and what against it, beside "
+        "Captum's Occlusion and GradCAM, with the test of each map on its own photo. Takes about "
+        "half a minute, and needs no network.",
     )
     parser.add_argument(
         "--output",
@@ -58,7 +54,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="where to write the picture (default: %(default)s)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="one photo, and few windows: a coarse map in seconds"
+        "--quick", action="store_true", help="one photo, and few regions: a coarse map in seconds"
     )
     add_overwrite(parser)
     return parser
@@ -72,109 +68,113 @@ def run(options: argparse.Namespace) -> int:
     photos = optional_module("skimage.data")
     classifier = load_classifier()
     pda = PDA(classifier.model)
-    sizes, strides = ((64, 96), 64) if options.quick else (None, None)
+    regions: dict[str, Any] = {"superpixels": 25} if options.quick else {"effort": "quick"}
     explained = []
     for name in PHOTOS[:1] if options.quick else PHOTOS:
         image = classifier.preprocessing(Image.fromarray(getattr(photos, name)()))
-        evidence = pda.evidence(
-            image, scales=sizes, strides=strides, show_progress=not options.quiet
-        )
-        explained.append(evidence)
+        evidence = pda.evidence(image, show_progress=not options.quiet, **regions)
+        explained.append((evidence, explain(evidence, classifier)))
         if not options.quiet:
-            tell(evidence, classifier)
+            tell(evidence, explained[-1][1], classifier)
     write_figure(options.output, draw(classifier, explained), options.overwrite)
     if not options.quiet:
         print(f"Written: {options.output}")
     return 0
 
 
-def top_two(evidence: WindowEvidence) -> list[int]:
-    """The two most likely classes."""
-    return cast(list[int], evidence.probabilities[0].topk(2).indices.tolist())
+def explain(evidence: WindowEvidence, classifier: Classifier) -> Answer:
+    """What speaks for the most likely class, and the test of its map."""
+    first = int(evidence.scores[0].argmax())
+    return Answer(
+        classifier.labels[first],
+        (first,),
+        cast(Tensor, evidence.attribution(first))[0, 0],
+        *strongest_regions(evidence, first, LISTED_REGIONS),
+        evidence.self_test(first),
+        float(evidence.total(first)[0]),
+    )
 
 
-def tell(evidence: WindowEvidence, classifier: Classifier) -> None:
+def tell(evidence: WindowEvidence, answer: Answer, classifier: Classifier) -> None:
     """What the network sees, and what speaks for it and against it."""
-    first, _ = top_two(evidence)
-    seen = top_classes(evidence.probabilities[0], classifier.labels, evidence.measure)
-    print(f"{classifier.name} sees: {seen}")
-    space = tuple(evidence.inputs[0].shape[2:])
-    kinds = strongest_windows(evidence, first)
-    for verb, windows in zip(("for", "against"), kinds, strict=True):
-        print(f"What speaks {verb} {classifier.labels[first]}:")
-        for line in window_lines(windows, space, evidence.measure):
-            print(line)
+    probabilities, measure = evidence.probabilities[0], evidence.measure
+    print(f"{classifier.name} sees: {top_classes(probabilities, classifier.labels, measure)}")
+    shown = Explanation(evidence.inputs[0], probabilities, [answer], "PDA", measure, evidence)
+    print("\n".join(answer_lines(answer, shown)))
 
 
-def draw(classifier: Classifier, photos: list[WindowEvidence]) -> Figure:
-    """A row for each photo: its strongest regions, our maps, and Captum's."""
-    figure = Figure(figsize=(15, 4.7 * len(photos)), layout="compressed")
-    rows = figure.subplots(len(photos), 5, squeeze=False)
-    for panels, evidence in zip(rows, photos, strict=True):
-        _draw_row(figure, list(panels), classifier, evidence)
+def draw(classifier: Classifier, photos: list[tuple[WindowEvidence, Answer]]) -> Figure:
+    """A row for each photo: its strongest regions, our map, and Captum's."""
+    figure = Figure(figsize=(13, 4.0 * len(photos)))
+    rows = figure.subplots(len(photos), 4, squeeze=False)
+    height = 4.0 * len(photos)
+    figure.subplots_adjust(0.01, 0.62 / height, 0.99, 1 - 0.35 / height, 0.05, 0.28)
+    for panels, (evidence, answer) in zip(rows, photos, strict=True):
+        _draw_row(figure, list(panels), classifier, evidence, answer)
     return figure
 
 
 def _draw_row(
-    figure: Figure, panels: list[Axes], classifier: Classifier, evidence: WindowEvidence
+    figure: Figure,
+    panels: list[Axes],
+    classifier: Classifier,
+    evidence: WindowEvidence,
+    answer: Answer,
 ) -> None:
-    first, second = top_two(evidence)
-    names = [classifier.labels[number].split(",")[0] for number in (first, second)]
-    share = float(evidence.probabilities[0, first])
-    colours = classifier.preprocessing.mean, classifier.preprocessing.std
+    (target,) = answer.classes
     image = evidence.inputs[0]
-    draw_windows(panels[0], picture(image, *colours), *strongest_windows(evidence, first))
-    panels[0].set_title(f'why "{names[0]}" ({share:.0%})?')
-    maps = {
-        f"PDA: {names[0]}": evidence.attribution(first),
-        f"{names[0]}, not {names[1]}": evidence.contrast(first, second),
-    }
-    for axes, (title, bits) in zip(panels[1:3], maps.items(), strict=True):
-        visualize_evidence(
-            cast(Tensor, bits),
-            image,
-            None,
-            None,
-            *colours,
-            title=title,
-            plt_fig_axis=(figure, axes),
-        )
-    _draw_captums(figure, panels[3:], classifier, image, first)
-    for axes, words in zip(panels, HOW_TO_READ, strict=True):
-        axes.set_xlabel(words, fontsize=9)
-
-
-def _draw_captums(
-    figure: Figure, panels: list[Axes], classifier: Classifier, image: Tensor, target: int
-) -> None:
-    """Captum's own methods, by Captum's own visualizer, which brings each map to at most 1."""
-    photo = picture(image, classifier.preprocessing.mean, classifier.preprocessing.std)
-    signs = {"GradCAM": ("positive", "Reds"), "Saliency": ("absolute_value", "Purples")}
+    shown = picture(image, classifier.preprocessing.mean, classifier.preprocessing.std)
+    share = evidence.measure.in_words(float(evidence.probabilities[0, target]))
+    draw_picture(panels[0], shown)
+    draw_outlines(panels[0], answer.speak_for, answer.speak_against)
+    finish(panels[0], f"{answer.name.split(',')[0]}, {share}: regions that say most")
+    values = evidence_map(answer.bits)
+    draw_map(panels[1], values, evidence_scale(values), shown)
+    finish(panels[1], "PDA: red for, blue against, in bits")
+    titles = ("Occlusion (Captum)", "GradCAM (Captum)")
     maps = captum_maps(classifier.model, image, target)
-    for axes, (name, (sign, colours)) in zip(panels, signs.items(), strict=True):
+    for axes, title, one in zip(panels[2:], titles, maps, strict=True):
         visualization.visualize_image_attr(
-            maps[name][..., None],
-            photo,
+            one[..., None],
+            shown,
             method="blended_heat_map",
-            sign=sign,
-            cmap=colours,
-            title=f"{name} (Captum)",
+            sign="all" if title.startswith("Occlusion") else "positive",
+            cmap="RdBu_r" if title.startswith("Occlusion") else "Reds",
             plt_fig_axis=(figure, axes),
             use_pyplot=False,
         )
-        draw_colorbar(figure, [axes], axes.images[-1:], "normalised, no unit")
+        finish(axes, title)
+    panels[0].text(
+        0,
+        -0.06,
+        f"Test of the PDA map on this photo: {answer.test}.",
+        transform=panels[0].transAxes,
+        verticalalignment="top",
+        fontsize=11,
+    )
 
 
-def captum_maps(model: nn.Module, image: Tensor, target: int) -> dict[str, npt.NDArray[np.float64]]:
-    """The maps of Saliency and GradCAM, (H, W) each, by name."""
+def captum_maps(
+    model: nn.Module, image: Tensor, target: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The maps of Occlusion and GradCAM, (H, W) each."""
+    channels = image.shape[1]
     with warnings.catch_warnings():
-        # Captum warns that it sets hooks and gradients for a while.
+        # Captum warns that it sets hooks for a while.
         warnings.simplefilter("ignore")
-        saliency = Saliency(model).attribute(image.clone(), target=target)
+        occlusion = Occlusion(model).attribute(
+            image,
+            sliding_window_shapes=(channels, OCCLUSION_WINDOW, OCCLUSION_WINDOW),
+            strides=(channels, OCCLUSION_STRIDE, OCCLUSION_STRIDE),
+            target=target,
+            perturbations_per_eval=8,
+        )
         grad_cam = LayerGradCam(model, last_convolution(model)).attribute(image, target=target)
     upsampled = LayerAttribution.interpolate(grad_cam, tuple(image.shape[2:]), "bilinear")
-    maps = {"Saliency": saliency, "GradCAM": upsampled}
-    return {name: in_double(one[0].sum(dim=0).detach()).cpu().numpy() for name, one in maps.items()}
+    first, second = (
+        in_double(one[0].sum(dim=0).detach()).cpu().numpy() for one in (occlusion, upsampled)
+    )
+    return first, second
 
 
 def last_convolution(model: nn.Module) -> nn.Module:

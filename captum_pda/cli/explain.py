@@ -125,6 +125,12 @@ def _add_output(output: argparse._ActionsContainer) -> None:
         help="also write a page of each photo that answers to pointer and keys (no server, no "
         "network), and an index.html of a folder",
     )
+    output.add_argument(
+        "--no-test",
+        dest="test",
+        action="store_false",
+        help="leave out the test of each map on its own photo, which takes about 40 passes",
+    )
     add_overwrite(output)
 
 
@@ -179,12 +185,12 @@ def explain_photos(
     writer: ResultWriter,
     ranks: Ranks,
 ) -> DatasetSummary:
-    """Explain what is not done yet, by all processes, each with the same engines."""
+    """Explain what is not done yet, by all processes, each with the same engine."""
     with ranks.failing_together():
-        engines = {}
+        engine = options.engine
         if ranks.rank == 0:
-            engines = explainer.choose_engines(plan.folder, options.overwrite)
-    explainer.engines = ranks.gather_objects(engines)[0]
+            engine = explainer.choose_engine(plan.folder, options.overwrite)
+    explainer.engine = ranks.gather_objects(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
     photos = PhotoSet(plan.places, explainer.classifier.preprocessing)
     return Job(explainer, photos, writer).run(ranks, Display(title, "photo", options.debug))
@@ -212,10 +218,8 @@ def tell(
 ) -> None:
     """Say what was found, and where it is."""
     print(f"{path}: {top_classes(explanation.predictions, labels, explanation.measure)}")
-    space = tuple(explanation.image.shape[2:])
     for answer in explanation.answers:
-        for line in answer_lines(answer, space, explanation.measure):
-            print(line)
+        print("\n".join(answer_lines(answer, explanation)))
     print(f"Written: {', '.join(str(file) for file in written)}")
 
 

@@ -1,4 +1,4 @@
-"""Explain one photo: which classes, their maps, and the windows with the strongest evidence."""
+"""Explain one photo: which classes, their maps, the strongest regions, and the maps' tests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.cli.classifier import Classifier, find_class
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
-from captum_pda.engines import EngineReport
+from captum_pda.engines import ENGINES
 from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
-from captum_pda.evidence.strongest import StrongWindow, pick_strongest, strongest_windows
+from captum_pda.evidence.self_test import SelfTest
+from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
@@ -34,6 +35,7 @@ from captum_pda.prediction.readout import Readout
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions
+from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
 
 METHOD_CLASSES: dict[str, Any] = {
@@ -47,19 +49,30 @@ METHOD_CLASSES: dict[str, Any] = {
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
-#: How many of the strongest windows are listed, for a class and against it.
-LISTED_WINDOWS = 3
+#: How many of the strongest regions are listed, for a class and against it.
+LISTED_REGIONS = 3
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The map of one class, or of one class rather than another, (H, W)."""
+    """The map of one class, or of one class rather than another, (H, W).
+
+    Args:
+        name: of the class, or of both.
+        classes: their numbers.
+        bits: the map.
+        speak_for, speak_against: the regions that say most.
+        test: what the model says without the strongest pixels, and of them alone, if it was asked.
+        total: all evidence, if the model was asked with nothing seen.
+    """
 
     name: str
     classes: tuple[int, ...]
     bits: Tensor
-    speak_for: list[StrongWindow]
-    speak_against: list[StrongWindow]
+    speak_for: list[StrongRegion]
+    speak_against: list[StrongRegion]
+    test: SelfTest | None = None
+    total: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +100,14 @@ def check_options(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other."""
     if options.target and options.classes:
         raise UsageError("--target names the classes and --classes counts them; give one of them")
-    if options.window and options.scales:
-        raise UsageError("--window is one size and --scales are several; give one of them")
+    given = [name for name in ("window", "scales", "superpixels") if getattr(options, name)]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} both say what to hide; give one of them")
+    if options.superpixels and options.method == "layer":
+        raise UsageError(
+            "--superpixels are regions of the photo, and --method layer hides places of a feature "
+            "map; leave them out, or choose another method"
+        )
     if options.html and options.method == "gradient":
         raise UsageError(
             "--html shows the evidence of each window, which --method gradient does not compute; "
@@ -147,7 +166,7 @@ class PhotoExplainer:
     Args:
         classifier: the model, with the names of its classes.
         options: those of the command, checked.
-        prior: what to expect in a window; None fits one to each photo.
+        prior: what to expect in a region; None is the default prior.
         show_progress: whether each photo has a progress bar of its own.
     """
 
@@ -162,12 +181,18 @@ class PhotoExplainer:
         self.options = options
         self.prior = prior
         self.show_progress = show_progress
-        #: The engine for windows of each side, where it is chosen once for many photos.
-        self.engines: dict[str, str] = {}
+        #: The engine, where it is chosen once for many photos.
+        self.engine: str = options.engine
         stride = options.stride
         if options.window and not stride:
             stride = max(1, options.window // 2)
-        self._regions = {"strides": stride, "scales": window_sizes(options) or None}
+        self._regions: dict[str, Any] = {
+            "strides": stride,
+            "scales": window_sizes(options) or None,
+            "superpixels": options.superpixels,
+        }
+        if options.method == "layer":
+            del self._regions["superpixels"]
         only_contrast = options.contrast and not options.target and not options.classes
         self._n_top = 0 if only_contrast else options.classes or 1
 
@@ -185,6 +210,9 @@ class PhotoExplainer:
             **self._method().settings(),
             "method": options.method,
             "sizes": self._regions["scales"] or "default",
+            "superpixels": options.superpixels or "default",
+            "effort": options.effort if options.method == "pda" else None,
+            "test": options.test,
             "stride": self._regions["strides"] or "default",
             "context": options.context or "default",
             "samples": options.samples if sampled else None,
@@ -192,10 +220,10 @@ class PhotoExplainer:
             "targets": options.target,
             "classes": self._n_top,
             "contrast": options.contrast,
-            "windows": LISTED_WINDOWS,
-            "engine": options.engine if options.method in WITH_ENGINE else None,
+            "regions": LISTED_REGIONS,
+            "engine": self.engine if options.method in WITH_ENGINE else None,
         }
-        return settings | ({"engine": self.engines} if self.engines else {})
+        return settings
 
     def attribute(self, image: Tensor, target: None = None) -> Explanation:
         """Explain a model's input; all answers come from one set of forward passes."""
@@ -231,32 +259,29 @@ class PhotoExplainer:
         if self.options.method == "sampled":
             arguments["n_samples"] = self.options.samples
             arguments["generator"] = torch.Generator().manual_seed(self.options.seed)
-        method = self._method()
-        for side, name in self.engines.items():
-            kind = (image.shape, image.dtype, image.device, (int(side),) * (image.dim() - 2))
-            method.engine.choices[kind] = EngineReport(name, "chosen once for all photos")
-        found: WindowEvidence = method.evidence(image, **arguments)
+        if self.options.method == "pda":
+            arguments["effort"] = self.options.effort
+        found: WindowEvidence = self._method().evidence(image, **arguments)
         # That of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
 
     def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
         """What is hidden of a model's input, size by size."""
-        (regions,) = RegionChoice(**self._regions).resolve((image,), context)
+        (regions,) = RegionChoice(**self._regions).resolve((image,), (context,))[context]
         return regions
 
-    def choose_engines(self, folder: Path | None, overwrite: bool) -> dict[str, str]:
-        """The engine of each size of windows, chosen once for all photos, processes and reruns.
+    def choose_engine(self, folder: Path | None, overwrite: bool) -> str:
+        """The engine, chosen once for all photos, processes and reruns of a folder.
 
         Two engines agree up to rounding only. Which one is faster is tried on noise, or known from
         the results in the folder.
         """
-        if folder is None or self.options.engine != "auto":
-            return {}
-        if self.options.method not in WITH_ENGINE:
-            return {}
+        options = self.options
+        if folder is None or options.engine != "auto" or options.method not in WITH_ENGINE:
+            return str(options.engine)
         found = read_settings(folder, overwrite) if folder.is_dir() else None
-        if found and isinstance(found.get("engine"), dict):
-            return {str(side): str(name) for side, name in found["engine"].items()}
+        if found and found.get("engine") in ENGINES:
+            return str(found["engine"])
         noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
         first = next(self.classifier.model.parameters(), None)
         image = self.classifier.preprocessing(Image.fromarray(noise))
@@ -264,25 +289,32 @@ class PhotoExplainer:
         # What one photo would not repay is repaid by a folder.
         engine = AutoEngine(patience=math.inf)
         pda = EfficientPDA(self.classifier.model, self.prior, self.classifier.output, engine=engine)
-        context = "both" if self.options.method == "pda" else self.options.context or "full"
-        chosen: dict[str, str] = {}
-        for each in ("full", "empty") if context == "both" else (context,):
-            for grid in self.regions(image, each):
-                side = str(max(grid.size))
-                if side not in chosen:
-                    chosen[side] = _faster_engine(pda, image, grid)
-        return chosen
+        regions = self.regions(image)
+        middle = regions[len(regions) // 2]
+        if isinstance(middle, WindowGrid):
+            some = np.linspace(0, len(middle) - 1, WORTH_A_PROBE).astype(int).tolist()
+            pda.evidence(image, windows=middle.pick(some))
+        else:
+            pda.evidence(image, superpixels=middle.size[0])
+        report = pda.engine_report
+        return report.engine if report else "dense"
 
     def _method(self, measure: str = "weight_of_evidence") -> Any:
         options = {"prior": self.prior, "output": self.classifier.output, "measure": measure}
         if self.options.method in WITH_ENGINE:
-            options["engine"] = self.options.engine
+            options["engine"] = self.engine
         return METHOD_CLASSES[self.options.method](self.classifier.model, **options)
 
     def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
-        strongest = strongest_windows(evidence, classes[0], LISTED_WINDOWS, *classes[1:])
+        strongest = strongest_regions(evidence, classes[0], LISTED_REGIONS, *classes[1:])
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
-        return Answer(self._name(classes), classes, cast(Tensor, whole)[0, 0], *strongest)
+        test = total = None
+        if len(classes) == 1 and self.options.method != "layer":
+            test = evidence.self_test(classes[0]) if self.options.test else None
+            if any(part.context == "empty" for part in evidence.parts):
+                total = float(evidence.total(classes[0])[0])
+        bits = cast(Tensor, whole)[0, 0]
+        return Answer(self._name(classes), classes, bits, *strongest, test, total)
 
     def _by_gradient(
         self, image: Tensor, classes: tuple[int, ...], regions: Sequence[Regions]
@@ -295,21 +327,18 @@ class PhotoExplainer:
             method.attribute(image, target=number, **self._regions)[0, 0] for number in classes
         )
         bits: Tensor = first - others[0] if others else first
-        sizes = []
-        for one in regions:
-            (boxes,) = one.boxes(0)
-            values = bits.flatten()[boxes.pixels(bits.device)].mean(dim=1)
-            sizes.append(((boxes,), values))
-        return Answer(self._name(classes), classes, bits, *pick_strongest(sizes, LISTED_WINDOWS))
+        strongest = regions_of_map(bits, regions, method.measure, LISTED_REGIONS)
+        return Answer(self._name(classes), classes, bits, *strongest)
 
     def _name(self, classes: tuple[int, ...]) -> str:
         return " rather than ".join(self.classifier.labels[number] for number in classes)
 
 
 def sizes_in_words(regions: Sequence[Regions]) -> str:
-    """The sizes of windows: "windows of 16, 32, 64 px"."""
-    sides = dict.fromkeys(max(one.size) for one in regions)
-    return f"windows of {', '.join(map(str, sides))} px"
+    """The sizes of regions: "12, 25, 60 superpixels", or "windows of 16, 32 px"."""
+    sides = ", ".join(map(str, dict.fromkeys(max(one.size) for one in regions)))
+    is_superpixels = any(isinstance(one, Superpixels) for one in regions)
+    return f"{sides} superpixels" if is_superpixels else f"windows of {sides} px"
 
 
 def parts_in_words(evidence: WindowEvidence) -> str:
@@ -321,13 +350,3 @@ def parts_in_words(evidence: WindowEvidence) -> str:
         words.append("both contexts" if len(contexts) > 1 else "empty context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])
-
-
-def _faster_engine(pda: EfficientPDA, image: Tensor, grid: Regions) -> str:
-    """The engine that is faster for windows of a size, tried on a few of them."""
-    if len(grid) < WORTH_A_PROBE or not isinstance(grid, WindowGrid):
-        return "dense"
-    some = np.linspace(0, len(grid) - 1, WORTH_A_PROBE).astype(int).tolist()
-    pda.evidence(image, windows=grid.pick(some))
-    report = pda.engine_report
-    return report.engine if report else "dense"

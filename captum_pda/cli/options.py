@@ -8,6 +8,7 @@ from pathlib import Path
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
 from captum_pda.prediction.readout import OUTPUTS
+from captum_pda.regions.superpixels import GRANULARITIES
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
 CONTEXTS = ("full", "empty", "both")
@@ -97,12 +98,27 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "backward pass, quick and noisy. layer: the last feature map alone, quick",
     )
     how.add_argument(
+        "--effort",
+        choices=tuple(GRANULARITIES),
+        default="standard",
+        help="how many passes --method pda takes by default: quick about 200, standard about 600 "
+        "(default: %(default)s)",
+    )
+    how.add_argument(
+        "--superpixels",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
+        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
+    )
+    how.add_argument(
         "--scales",
         type=positive,
         nargs="+",
         metavar="PIXELS",
         help="the sides of windows of several sizes, such as 16 32 64, in pixels of the model's "
-        "input (default: sizes in proportion to it)",
+        "input, in place of superpixels",
     )
     how.add_argument(
         "--window", type=positive, metavar="PIXELS", help="the side of windows of one size only"
@@ -145,6 +161,6 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "--prior",
         type=Path,
         metavar="FILE",
-        help="what to expect in a window, from `captum-pda fit-prior` with the same --model "
-        "(default: each photo's own texture)",
+        help="what to expect in a region, from `captum-pda fit-prior` with the same --model "
+        "(default: a Gaussian field, which needs no fit)",
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from captum_pda.basics.files import remove_parts
 from captum_pda.cli.classifier import Classifier, true_class
-from captum_pda.cli.explainer import Answer, Explanation
+from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.records import Record
@@ -33,18 +33,15 @@ from captum_pda.datasets.result_folder import (
     safetensors_file,
     stored_record,
 )
-from captum_pda.evidence.strongest import StrongWindow
-from captum_pda.prediction.measures import Measure
-from captum_pda.report.photo_report import report_page
-from captum_pda.visualization import visualize_evidence_multiple
+from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.prediction.measures import Measure, signed
+from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
+from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
+from captum_pda.visualization.regions import regions_in_words
 
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-#: Windows of fewer bits are not listed: they change the odds by less than a hundredth.
-LEAST_BITS = 0.01
-#: The largest factor of odds that is printed is 2 to this power.
-MAX_TOLD_BITS = 99.0
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -126,26 +123,39 @@ class PhotoWriter:
 
 
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
-    """The photo as the model sees it, and the map of each answer on one scale."""
+    """One answer with its regions and its test; or the photo, and the maps of several answers on
+    one scale."""
+    colours = {"mean": classifier.preprocessing.mean, "std": classifier.preprocessing.std}
     titles = []
     for answer in explanation.answers:
         shares = [float(explanation.predictions[number]) for number in answer.classes]
         name = answer.name.replace(" rather than ", "\nrather than ")
-        chances = " : ".join(prediction_words(share, explanation.measure) for share in shares)
-        lines = [*name.splitlines(), chances, explanation.method]
+        chances = " : ".join(explanation.measure.in_words(share) for share in shares)
+        lines = [*name.splitlines(), chances]
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
+    evidence, (first, *others) = explanation.evidence, explanation.answers
+    if evidence is not None and not others:
+        figure, _ = visualize_explanation(
+            evidence,
+            *first.classes,
+            name=titles[0].replace("\n", " "),
+            test=first.test or False,
+            n=LISTED_REGIONS,
+            use_pyplot=False,
+            **colours,
+        )
+        return figure
     n_panels = len(titles) + 1
     n_rows = math.ceil(n_panels / MAX_COLUMNS)
     figure, _ = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
         titles=titles,
-        mean=classifier.preprocessing.mean,
-        std=classifier.preprocessing.std,
         image_title="the photo as the model sees it",
         measure=explanation.measure,
         n_columns=math.ceil(n_panels / n_rows),
         use_pyplot=False,
+        **colours,
     )
     return figure
 
@@ -158,7 +168,9 @@ def numbers_in_file(
     A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W; for raw
     outputs in their own unit), "first" and "second" (the class of each answer, and the one that it
     is contrasted with, or -1), "probabilities" (classes; not for raw outputs), "outputs" (the
-    model's outputs for the whole photo); and the settings and names as JSON, in the array
+    model's outputs for the whole photo); of the test of each map "test_shares" (the shares of pixels),
+    "test_hidden" and "test_shown" (answers, shares; the probability without the strongest pixels,
+    and of them alone); and the settings and names as JSON, in the array
     "settings" or the file's header.
     """
     second = [
@@ -171,6 +183,13 @@ def numbers_in_file(
     }
     if explanation.measure.needs_probabilities:
         tensors["probabilities"] = explanation.predictions.cpu().float()
+    tests = [answer.test for answer in explanation.answers]
+    if tests[0] is not None:
+        tensors["test_shares"] = tests[0].shares.cpu().float()
+        for name in ("hidden", "shown"):
+            missing = torch.full_like(tests[0].shares, math.nan)
+            curves = [missing if test is None else getattr(test, name) for test in tests]
+            tensors[f"test_{name}"] = torch.stack(curves).cpu().float()
     if outputs is not None:
         tensors["outputs"] = plain_outputs(outputs)
     names = [answer.name for answer in explanation.answers]
@@ -196,16 +215,17 @@ def photo_page(
         raise ValueError("a page needs the evidence of windows, which this method does not give")
     answers = [answer.classes for answer in explanation.answers]
     pair = next((classes for classes in answers if len(classes) == 2), None)
+    colours = classifier.preprocessing.mean, classifier.preprocessing.std
+    truth = true_class(photo, classifier.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        photo.name,
-        classifier.labels,
-        classifier.preprocessing.mean,
-        classifier.preprocessing.std,
-        truth=true_class(photo, classifier.labels),
-        targets=[classes[0] for classes in answers],
-        contrast=None if pair is None else (pair[0], pair[1]),
-        settings=settings,
+        ReportedPhoto(photo.name, classifier.labels, *colours, truth),
+        ReportOptions(
+            targets=[classes[0] for classes in answers],
+            contrast=None if pair is None else (pair[0], pair[1]),
+            settings=settings,
+        ),
+        test=explanation.answers[0].test or False,
     )
 
 
@@ -216,53 +236,35 @@ def top_classes(predictions: Tensor, labels: Sequence[str], measure: Measure, n:
     """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
     best = predictions.topk(min(n, len(labels)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return ", ".join(f"{labels[number]} {prediction_words(one, measure)}" for number, one in pairs)
+    return ", ".join(f"{labels[number]} {measure.in_words(one)}" for number, one in pairs)
 
 
-def prediction_words(prediction: float, measure: Measure) -> str:
-    """A probability as "95.0%", a raw output as "3.14"."""
-    return f"{prediction:.1%}" if measure.needs_probabilities else f"{prediction:.4g}"
+def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
+    """The question, the map's test, and each region that is listed with its answers."""
+    measure = explanation.measure
+    shares = [float(explanation.predictions[number]) for number in answer.classes]
+    chances = " against ".join(measure.in_words(share) for share in shares)
+    total = ""
+    if answer.total is not None:
+        total = f" In all {signed(answer.total)} {measure.unit} over an input with nothing seen."
+    yield f"Why {answer.name} ({chances})?{total}"
+    if answer.test is not None:
+        yield f"  {answer.test}"
+    lines = regions_in_words(answer.speak_for, answer.speak_against)
+    regions = [*answer.speak_for, *answer.speak_against]
+    for line, region in zip(lines, regions, strict=True):
+        yield f"  {line} ({place(region)})"
+    if not lines:
+        yield "  no region says anything"
 
 
-def answer_lines(answer: Answer, space: tuple[int, ...], measure: Measure) -> Iterator[str]:
-    """What speaks for a class and what against it, the strongest first."""
-    for verb, windows in (("for", answer.speak_for), ("against", answer.speak_against)):
-        yield f"What speaks {verb} {answer.name}:"
-        yield from window_lines(windows, space, measure)
-
-
-def window_lines(
-    windows: Sequence[StrongWindow], space: tuple[int, ...], measure: Measure
-) -> Iterator[str]:
-    """A line for each window with evidence to list, or one line if there is none."""
-    least = LEAST_BITS if measure.needs_probabilities else 0.0
-    listed = [window for window in windows if abs(window.value) >= least]
-    for window in listed:
-        yield f"  {window_words(window, space, measure)}"
-    if not listed:
-        yield f"  nothing, to within {LEAST_BITS} bits" if least else "  nothing"
-
-
-def window_words(window: StrongWindow, space: tuple[int, ...], measure: Measure) -> str:
-    """Where a window lies, its evidence, and for bits what that does to the odds."""
+def place(region: StrongRegion) -> str:
+    """Where a region lies: the ninth of the image with its middle, and its rows and columns."""
+    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
+    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
     rows, columns = (
         f"{start}-{start + width - 1}"
-        for start, width in zip(window.corner, window.shape, strict=True)
+        for start, width in zip(region.corner, region.shape, strict=True)
     )
-    where = f"{place(window, space)} (rows {rows}, columns {columns})"
-    if not measure.needs_probabilities:
-        return f"{window.value:+.3g} {measure.unit}  {where}"
-    times = 2 ** min(abs(window.value), MAX_TOLD_BITS)
-    change = "higher" if window.value > 0 else "lower"
-    return f"{window.value:+.2f} bits  {where}: seeing it makes the odds {times:.3g} times {change}"
-
-
-def place(window: StrongWindow, space: tuple[int, ...]) -> str:
-    """The ninth of the image in which a window's middle lies: "the upper left"."""
-    thirds = [
-        min(int(3 * (start + width / 2) / size), 2)
-        for start, width, size in zip(window.corner, window.shape, space, strict=True)
-    ]
-    if thirds == [1, 1]:
-        return "the centre"
-    return f"the {ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
+    ninth = "centre" if thirds == [1, 1] else f"{ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
+    return f"{ninth}, rows {rows}, columns {columns}"

@@ -87,6 +87,8 @@ class StrongRegion:
             found.append(f"without it: {change} ({signed(-self.lost)}{unit})")
         if self.alone is not None:
             found.append(f"by itself: {signed(self.alone)}{unit} over nothing")
+        if not found:
+            found.append(f"{signed(self.value)}{unit} on the map")
         if self.uncertain:
             found.append("uncertain: other sizes disagree")
         return found
@@ -132,22 +134,10 @@ def strongest_regions(
     space = values.shape
     parts = [part for part in parts if part.regions.space == space] or parts
     regions = listed_regions([part.regions for part in parts], math.prod(space))
-    candidates = _pixels_of_each(regions, example, space)
-    means = np.array([values[pixels].mean() for _, pixels in candidates])
     own = [part for part in parts if part.regions is regions]
     others = _standardised_maps(parts, quantity, example, space)
-    chosen: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
-    taken = np.zeros(space, dtype=np.bool_)
-    for place in np.argsort(-np.abs(means), kind="stable"):
-        number, pixels = candidates[place]
-        kind = chosen[int(means[place] < 0)]
-        if abs(means[place]) <= LEAST_SHARE * np.abs(means).max():
-            break
-        if len(kind) == n or (taken & pixels).any():
-            continue
-        taken |= pixels
-        spread = [float(one[pixels].mean()) for one in others]
-        kind.append(
+    speak_for, speak_against = (
+        [
             _described(
                 evidence,
                 own,
@@ -156,11 +146,50 @@ def strongest_regions(
                 example,
                 number,
                 pixels,
-                float(means[place]),
-                spread,
-            )
-        )
-    return chosen
+                value,
+                [float(one[pixels].mean()) for one in others],
+            )  # fmt: skip
+            for number, pixels, value in kind
+        ]
+        for kind in _strongest_in(values, regions, example, n)
+    )
+    return speak_for, speak_against
+
+
+def regions_of_map(
+    values: Tensor, kinds: Sequence[Regions], measure: Measure, n: int = 3
+) -> tuple[list[StrongRegion], list[StrongRegion]]:
+    """The regions in which a map (*space) is strongest, for and against, where no region was asked
+    by itself, as for GradientPDA."""
+    plain = _plain(values)
+    speak_for, speak_against = (
+        [
+            StrongRegion(pixels, value, math.nan, None, None, None, False, measure)
+            for _, pixels, value in kind
+        ]
+        for kind in _strongest_in(plain, listed_regions(kinds, plain.size), 0, n)
+    )
+    return speak_for, speak_against
+
+
+def _strongest_in(
+    values: Floats, regions: Regions, example: int, n: int
+) -> tuple[list[tuple[int, Pixels, float]], list[tuple[int, Pixels, float]]]:
+    """The regions with the highest and the lowest means of a map, which do not overlap: number,
+    pixels and mean of each."""
+    candidates = _pixels_of_each(regions, example, values.shape)
+    means = np.array([values[pixels].mean() for _, pixels in candidates])
+    chosen: tuple[list[tuple[int, Pixels, float]], ...] = ([], [])
+    taken = np.zeros(values.shape, dtype=np.bool_)
+    for place in np.argsort(-np.abs(means), kind="stable"):
+        number, pixels = candidates[place]
+        kind = chosen[int(means[place] < 0)]
+        if abs(means[place]) <= LEAST_SHARE * np.abs(means).max():
+            break
+        if len(kind) < n and not (taken & pixels).any():
+            taken |= pixels
+            kind.append((number, pixels, float(means[place])))
+    return chosen[0], chosen[1]
 
 
 def listed_regions(kinds: Sequence[Regions], n_pixels: int) -> Regions:

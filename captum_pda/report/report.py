@@ -17,7 +17,7 @@ from torch import Tensor
 from captum_pda.basics.device_sync import in_double
 from captum_pda.basics.files import write_whole
 from captum_pda.basics.fingerprints import fingerprint
-from captum_pda.datasets.settings import versions
+from captum_pda.datasets.records import versions
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import (
@@ -386,7 +386,7 @@ def _part_header(
         gained = before - measure.value(scores)
         known["values"] = _add_values(block, gained if part.context == "full" else -gained)
     if part.errors is not None:
-        errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores)
+        errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores).abs()
         known["errors"] = _add_values(block, errors)
     if part.depth != "input":
         return known
