@@ -5,6 +5,7 @@ Reading a value waits for the device, so none of these is called once per window
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,12 @@ def as_float(value: Tensor) -> float:
 def as_integers(values: Tensor) -> list[int]:
     """The values of a one-dimensional integer tensor."""
     return [int(value) for value in values.cpu().tolist()]
+
+
+def checksum(values: Tensor) -> int:
+    """A number that depends on the bytes of a tensor."""
+    plain = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return zlib.crc32(plain.numpy().data)
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

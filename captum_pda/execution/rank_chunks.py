@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from captum_pda.basics import device_sync
 from captum_pda.basics.fingerprints import weights_checksum
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.execution.window_scores import WindowScores
@@ -132,7 +133,7 @@ def agree(task: Sequence[object], inputs: Sequence[Tensor], seed: int, ranks: Ra
     """The first rank's seed, once all ranks were seen to have the same task and inputs."""
     if ranks.count == 1:
         return seed
-    contents = [zlib.crc32(_bytes(tensor)) for tensor in inputs]
+    contents = [device_sync.checksum(tensor) for tensor in inputs]
     told = ranks.gather(
         [zlib.crc32(repr(task).encode()), zlib.crc32(repr(contents).encode()), seed]
     )
@@ -181,8 +182,3 @@ def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
 def _size(values: Tensor) -> float:
     """The largest finite number, by size."""
     return float(values.abs().nan_to_num(0, 0, 0).max()) if values.numel() else 0.0
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return plain.numpy().data
