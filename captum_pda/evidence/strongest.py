@@ -28,6 +28,8 @@ Floats = npt.NDArray[np.float64]
 REGION_SHARE = 1 / 25
 #: Regions whose value is a smaller share of the largest one are not listed.
 LEAST_SHARE = 0.02
+#: A map whose standard deviation is a smaller share of its largest value is flat.
+FLAT = 1e-6
 #: How many values of regions are read from the map at once.
 VALUES_AT_ONCE = 2**22
 
@@ -275,7 +277,13 @@ def _standardised_maps(
 ) -> list[Floats]:
     """The map of each size and context, divided by its standard deviation over the pixels."""
     maps = [_plain(part.map(part.differences(quantity), space)[example]) for part in parts]
-    return [values / (values.std() or 1.0) for values in maps]
+    spreads = [float(values.std()) for values in maps]
+    # A map of one region is flat, and the rounding in its mean is no spread.
+    flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
+    return [
+        one / (1.0 if is_flat else spread)
+        for one, spread, is_flat in zip(maps, spreads, flat, strict=True)
+    ]
 
 
 def _plain(values: Tensor) -> Floats:
