@@ -204,7 +204,7 @@ class PhotoExplainer:
     def settings(self) -> dict[str, Any]:
         """What the answers depend on beside the weights, as plain values."""
         options, sampled = self.options, self.options.method == "sampled"
-        settings = {
+        return {
             "model": self.classifier.name,
             "labels_sha256": fingerprint(self.classifier.labels),
             **self._method().settings(),
@@ -223,7 +223,6 @@ class PhotoExplainer:
             "regions": LISTED_REGIONS,
             "engine": self.engine if options.method in WITH_ENGINE else None,
         }
-        return settings
 
     def attribute(self, image: Tensor, target: None = None) -> Explanation:
         """Explain a model's input; all answers come from one set of forward passes."""

@@ -125,7 +125,7 @@ class PhotoWriter:
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
     one scale."""
-    colours = {"mean": classifier.preprocessing.mean, "std": classifier.preprocessing.std}
+    mean, std = classifier.preprocessing.mean, classifier.preprocessing.std
     titles = []
     for answer in explanation.answers:
         shares = [float(explanation.predictions[number]) for number in answer.classes]
@@ -135,14 +135,17 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
     if evidence is not None and not others:
+        target, rather_than = (*first.classes, None)[:2]
         figure, _ = visualize_explanation(
             evidence,
-            *first.classes,
+            target,
+            rather_than,
             name=titles[0].replace("\n", " "),
             test=first.test or False,
             n=LISTED_REGIONS,
+            mean=mean,
+            std=std,
             use_pyplot=False,
-            **colours,
         )
         return figure
     n_panels = len(titles) + 1
@@ -154,8 +157,9 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         image_title="the photo as the model sees it",
         measure=explanation.measure,
         n_columns=math.ceil(n_panels / n_rows),
+        mean=mean,
+        std=std,
         use_pyplot=False,
-        **colours,
     )
     return figure
 
@@ -168,7 +172,7 @@ def numbers_in_file(
     A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W; for raw
     outputs in their own unit), "first" and "second" (the class of each answer, and the one that it
     is contrasted with, or -1), "probabilities" (classes; not for raw outputs), "outputs" (the
-    model's outputs for the whole photo); of the test of each map "test_shares" (the shares of pixels),
+    model's outputs for the whole photo); of the test of each map "test_shares" (of the pixels),
     "test_hidden" and "test_shown" (answers, shares; the probability without the strongest pixels,
     and of them alone); and the settings and names as JSON, in the array
     "settings" or the file's header.

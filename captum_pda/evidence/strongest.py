@@ -19,7 +19,7 @@ from captum_pda.evidence.reading import Quantity
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.prediction.inputs import check_count
 from captum_pda.prediction.measures import Measure, signed
-from captum_pda.regions.protocol import Regions
+from captum_pda.regions.protocol import Regions, Windows
 
 Pixels = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -28,6 +28,10 @@ Floats = npt.NDArray[np.float64]
 REGION_SHARE = 1 / 25
 #: Regions whose value is a smaller share of the largest one are not listed.
 LEAST_SHARE = 0.02
+#: A map whose standard deviation is a smaller share of its largest value is flat.
+FLAT = 1e-6
+#: How many values of regions are read from the map at once.
+VALUES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +138,7 @@ def strongest_regions(
     space = values.shape
     parts = [part for part in parts if part.regions.space == space] or parts
     regions = listed_regions([part.regions for part in parts], math.prod(space))
-    own = [part for part in parts if part.regions is regions]
+    own = [part for part in parts if part.regions == regions]
     others = _standardised_maps(parts, quantity, example, space)
     speak_for, speak_against = (
         [
@@ -148,7 +152,7 @@ def strongest_regions(
                 pixels,
                 value,
                 [float(one[pixels].mean()) for one in others],
-            )  # fmt: skip
+            )
             for number, pixels, value in kind
         ]
         for kind in _strongest_in(values, regions, example, n)
@@ -177,18 +181,20 @@ def _strongest_in(
 ) -> tuple[list[tuple[int, Pixels, float]], list[tuple[int, Pixels, float]]]:
     """The regions with the highest and the lowest means of a map, which do not overlap: number,
     pixels and mean of each."""
-    candidates = _pixels_of_each(regions, example, values.shape)
-    means = np.array([values[pixels].mean() for _, pixels in candidates])
+    numbers, means = _means_inside(regions, example, values)
     chosen: tuple[list[tuple[int, Pixels, float]], ...] = ([], [])
     taken = np.zeros(values.shape, dtype=np.bool_)
     for place in np.argsort(-np.abs(means), kind="stable"):
-        number, pixels = candidates[place]
-        kind = chosen[int(means[place] < 0)]
-        if abs(means[place]) <= LEAST_SHARE * np.abs(means).max():
+        number, mean = int(numbers[place]), float(means[place])
+        kind = chosen[int(mean < 0)]
+        is_weak = abs(mean) <= LEAST_SHARE * np.abs(means).max()
+        if is_weak or all(len(each) == n for each in chosen):
             break
-        if len(kind) < n and not (taken & pixels).any():
-            taken |= pixels
-            kind.append((number, pixels, float(means[place])))
+        if len(kind) < n:
+            pixels = _pixels_of(regions, example, number, values.shape)
+            if not (taken & pixels).any():
+                taken |= pixels
+                kind.append((number, pixels, mean))
     return chosen[0], chosen[1]
 
 
@@ -207,25 +213,58 @@ def listed_regions(kinds: Sequence[Regions], n_pixels: int) -> Regions:
     return min(dict.fromkeys(kinds), key=distance)
 
 
-def _pixels_of_each(
-    regions: Regions, example: int, space: tuple[int, ...]
-) -> list[tuple[int, Pixels]]:
-    """The number of each region of an example, and its pixels (*space).
-
-    Those of a region of a feature map are the pixels of the input that it covers.
-    """
-    found = []
-    nearest = np.ix_(
-        *(np.arange(size) * own // size for size, own in zip(space, regions.space, strict=True))
-    )
+def _means_inside(
+    regions: Regions, example: int, values: Floats
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    """The numbers of an example's regions, and the mean of a map (*space) inside each."""
+    numbers, means = [], []
+    on_input = _on_input(regions.space, values.shape)
+    own = values
+    weights = np.ones_like(values)
+    if on_input is not None:
+        # The sum over the pixels that each place of a feature map covers, and their number.
+        own, weights = np.zeros(regions.space), np.zeros(regions.space)
+        np.add.at(own, on_input, values)
+        np.add.at(weights, on_input, 1)
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
-        for place, number in enumerate(members):
-            pixels = np.zeros(regions.space, dtype=np.bool_)
-            corner = windows.corner_array[place]
-            box = tuple(slice(a, a + n) for a, n in zip(corner, windows.window, strict=True))
-            pixels[box] = True if windows.hidden is None else windows.hidden[place].numpy()
-            found.append((int(number), pixels[nearest] if regions.space != space else pixels))
-    return [(number, pixels) for number, pixels in found if pixels.any()]
+        at_once = max(1, VALUES_AT_ONCE // math.prod(windows.window))
+        for start in range(0, len(windows), at_once):
+            some = windows[start : start + at_once]
+            pixels = some.pixels().numpy()
+            inside = 1 if some.hidden is None else some.hidden.flatten(1).numpy()
+            total = (own.reshape(-1)[pixels] * inside).sum(axis=1)
+            count = (weights.reshape(-1)[pixels] * inside).sum(axis=1)
+            numbers.append(members[start : start + at_once][count > 0])
+            means.append(total[count > 0] / count[count > 0])
+    return np.concatenate(numbers), np.concatenate(means)
+
+
+def _pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
+    """The pixels of a region, (*space); those of a region of a feature map are the pixels of the
+    input that it covers."""
+    pixels = np.zeros(regions.space, dtype=np.bool_)
+    for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+        for place in np.flatnonzero(members == number):
+            hidden = windows.hidden
+            pixels[_box(windows, int(place))] = True if hidden is None else hidden[place].numpy()
+    on_input = _on_input(regions.space, space)
+    return pixels if on_input is None else pixels[on_input]
+
+
+def _box(windows: Windows, place: int) -> tuple[slice, ...]:
+    corner = windows.corner_array[place]
+    return tuple(slice(a, a + side) for a, side in zip(corner, windows.window, strict=True))
+
+
+def _on_input(
+    own: tuple[int, ...], space: tuple[int, ...]
+) -> tuple[npt.NDArray[np.int64], ...] | None:
+    """The place of a feature map at each pixel of the input; None where they are the same."""
+    if own == space:
+        return None
+    return np.ix_(
+        *(np.arange(size) * width // size for size, width in zip(space, own, strict=True))
+    )
 
 
 def _described(
@@ -265,7 +304,13 @@ def _standardised_maps(
 ) -> list[Floats]:
     """The map of each size and context, divided by its standard deviation over the pixels."""
     maps = [_plain(part.map(part.differences(quantity), space)[example]) for part in parts]
-    return [values / (values.std() or 1.0) for values in maps]
+    spreads = [float(values.std()) for values in maps]
+    # A map of one region is flat, and the rounding in its mean is no spread.
+    flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
+    return [
+        one / (1.0 if is_flat else spread)
+        for one, spread, is_flat in zip(maps, spreads, flat, strict=True)
+    ]
 
 
 def _plain(values: Tensor) -> Floats:

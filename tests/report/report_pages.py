@@ -1,15 +1,15 @@
-"""Small reports, and what they ought to show, computed from the evidence itself."""
+"""Small reports of every kind of evidence, and what they ought to show."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import make_classifier, make_images
 
-from captum_pda import ConstantPrior, EfficientPDA, WindowEvidence
+from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, SampledPDA, WindowEvidence
 from captum_pda.report import write_report
 
 SPACE = (24, 32)
@@ -37,50 +37,77 @@ def make_report(folder: Path, evidence: WindowEvidence, **settings: Any) -> Path
     return write_report(evidence, folder / "report.html", **settings)
 
 
-def strongest_at(
-    evidence: WindowEvidence, target: int, place: tuple[int, int], second: int | None = None
-) -> dict[str, Any]:
-    """The region at a place that says most relative to the spread of its size, by brute force."""
-    best: dict[str, Any] = {"strength": -1.0}
-    sizes = dict.fromkeys(part.size for part in evidence.parts)
-    for size in sizes:
-        parts = [part for part in evidence.parts if part.size == size]
-        bits = torch.stack([_bits(part, target, second) for part in parts]).mean(dim=0)
-        spread = float(bits.std(correction=0)) if len(sizes) > 1 else 1.0
-        for number, corner in enumerate(parts[0].regions.corners.tolist()):
-            inside = all(
-                start <= at < start + side
-                for start, at, side in zip(corner, place, size, strict=True)
-            )
-            strength = abs(float(bits[number])) / spread
-            if inside and strength > best["strength"]:
-                full = [part for part in parts if part.context == "full"]
-                best = {
-                    "strength": strength,
-                    "bits": float(bits[number]),
-                    "size": size,
-                    "corner": tuple(corner),
-                    "without": [
-                        float(torch.sigmoid(part.scores[0, number, target])) for part in full
-                    ],
-                }
-    return best
+def by_pda() -> WindowEvidence:
+    pda = PDA(make_classifier(), prior=ConstantPrior(0.2), engine="dense")
+    return pda.evidence(make_images(1, 3, *SPACE), scales=(5, 10), strides=5)
 
 
-def _bits(part: Any, target: int, second: int | None) -> torch.Tensor:
-    def log_odds(scores: torch.Tensor) -> torch.Tensor:
-        p = torch.sigmoid(scores.double())
-        if second is None:
-            return torch.log2(p[..., target] / (1 - p[..., target]))
-        return torch.log2(p[..., target] / p[..., second])
-
-    gained = log_odds(part.reference[0]) - log_odds(part.scores[0])
-    return gained if part.context == "full" else -gained
+def by_default() -> WindowEvidence:
+    """Windows of other sizes in one context than in the other, with one in common."""
+    return PDA(make_classifier(), engine="dense").evidence(make_images(1, 3, *SPACE))
 
 
-def colour(value: float, stops: list[list[int]]) -> list[float]:
-    """A colour between stops, from 0 to 1."""
-    place = min(abs(value), 1) * (len(stops) - 1)
-    below = min(math.floor(place), len(stops) - 2)
-    share = place - below
-    return [(1 - share) * a + share * b for a, b in zip(*stops[below : below + 2], strict=True)]
+def by_superpixels() -> WindowEvidence:
+    pda = EfficientPDA(make_classifier(), prior=ConstantPrior(0.2), engine="dense")
+    return pda.evidence(make_images(1, 3, *SPACE), superpixels=(6, 15, 40), context="both")
+
+
+def by_mask(examples: int = 1) -> WindowEvidence:
+    """Regions of any shape; of several examples, each lacks the first regions of the others."""
+    rows, columns = torch.arange(SPACE[0])[:, None], torch.arange(SPACE[1])[None]
+    mask = rows // 7 * 3 + columns**2 // 300
+    masks = torch.stack([mask.clamp_min(2 * number) for number in range(examples)])[:, None]
+    pda = EfficientPDA(make_classifier(), prior=ConstantPrior(0.2), engine="dense")
+    return pda.evidence(make_images(examples, 3, *SPACE), feature_mask=masks, context="both")
+
+
+def by_samples() -> WindowEvidence:
+    pda = SampledPDA(make_classifier(), engine="dense")
+    generator = torch.Generator().manual_seed(0)
+    image = make_images(1, 3, *SPACE)
+    return pda.evidence(image, n_samples=3, sliding_window_shapes=8, strides=4, generator=generator)
+
+
+def of_features() -> WindowEvidence:
+    """Regions of a feature map, drawn over the image as the command does."""
+    model, image = make_classifier(), make_images(1, 3, *SPACE)
+    pda = LayerPDA(model, model[2])
+    return replace(pda.evidence(image), inputs=(image,))
+
+
+def of_outputs(output: str, measure: str) -> WindowEvidence:
+    model = make_classifier()
+    function = (lambda x: model(x).softmax(1)) if output == "probabilities" else model
+    pda = EfficientPDA(function, ConstantPrior(0.0), output, measure, "dense")
+    return pda.evidence(make_images(1, 3, *SPACE), sliding_window_shapes=8, strides=4)
+
+
+def of_one_output() -> WindowEvidence:
+    model = make_classifier(channels=1, classes=1)
+    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense")
+    return pda.evidence(make_images(1, 1, *SPACE), sliding_window_shapes=8, strides=4)
+
+
+KINDS = {
+    "windows": make_evidence,
+    "features too": by_pda,
+    "default": by_default,
+    "superpixels": by_superpixels,
+    "mask": by_mask,
+    "samples": by_samples,
+    "feature map": of_features,
+    "raw": lambda: of_outputs("raw", "weight_of_evidence"),
+    "probabilities": lambda: of_outputs("probabilities", "probability_difference"),
+    "information": lambda: of_outputs("logits", "information_difference"),
+    "one output": of_one_output,
+}
+
+
+def order_of(evidence: WindowEvidence, example: int = 0) -> list[int]:
+    """The classes as the page lists them."""
+    return evidence.scores[example].argsort(descending=True).tolist()
+
+
+def printed(words: str) -> str:
+    """Words as the page prints them."""
+    return words.replace("->", "\u2192").replace("(-", "(\u2212").replace(": -", ": \u2212")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from browser import LOW_CONTRAST, NAMELESS, opened
 from PIL import Image
-from report_pages import LABELS, make_evidence, make_report
+from report_pages import LABELS, make_evidence, make_report, order_of, printed
 
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_index
 from captum_pda.report.block import Block
 from captum_pda.report.index import PAGE, read_summary
@@ -27,9 +28,16 @@ def many(tmp_path_factory):
             "verdict": LABELS[int(generator.integers(4))],
             "prediction": float(generator.random()),
             "probabilities": True,
-            "unit": "bits",
-            "for": float(generator.random()),
-            "against": -float(generator.random()) if number % 7 else None,
+            "for": {
+                "value": float(generator.random()),
+                "words": "by itself: +1.0 bits over nothing",
+            },
+            "against": (
+                {"value": -float(generator.random()), "words": "without it: 1.0% -> 2.0%"}
+                if number % 7
+                else None
+            ),
+            "test": None,
             "truth": LABELS[1],
             "right": bool(number % 3),
             "thumbnail": picture,
@@ -61,7 +69,10 @@ def test_an_index_lists_its_reports_and_opens_them(browser, tmp_path):
         card = page.locator("#photos li")
         assert card.locator(".verdict .name").inner_text() == summary["verdict"]
         assert f"{100 * summary['prediction']:.1f}%" in card.inner_text()
-        assert f"{summary['for']:+.2f} for" in card.inner_text()
+        speak_for, speak_against = strongest_regions(evidence, order_of(evidence)[0])
+        for kind, regions in (("for", speak_for), ("against", speak_against)):
+            assert f"{kind}: {printed(regions[0].answers()[0])}" in card.inner_text()
+        assert printed(str(evidence.self_test(order_of(evidence)[0]))) in card.inner_text()
         href = card.locator("a").evaluate("one => one.href")
         assert href == hostile.resolve().as_uri()
         assert page.evaluate(LOW_CONTRAST) == []
@@ -74,7 +85,7 @@ def test_two_thousand_photos_are_sorted_and_filtered(browser, many):
     with opened(browser, path) as page:
         assert page.inner_text("#count") == "2000 photos"
         page.select_option("#sort", "against")
-        expected = sorted(entries, key=lambda entry: entry["against"] or 0)
+        expected = sorted(entries, key=lambda entry: (entry["against"] or {"value": 0})["value"])
         assert shown(page) == [entry["title"] for entry in expected]
         page.select_option("#verdict", index=1)
         name = page.locator("#verdict option").nth(1).get_attribute("value")[1:]

@@ -1,104 +1,121 @@
-"""Reports of every kind of evidence: each opens, and its map has the colours of its bits."""
+"""Reports of every kind of evidence in a real browser, against what Python says of it."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from browser import opened
 from conftest import make_classifier, make_images
-from report_pages import colour
+from report_pages import KINDS, SPACE, by_mask, make_evidence, order_of, printed
 from test_report_file import many_windows
 
-from captum_pda import PDA, ConstantPrior, EfficientPDA, SampledPDA
+from captum_pda import ConstantPrior, EfficientPDA
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_report
 from captum_pda.report.block import unpack
 from captum_pda.report.page_file import read_block
 
-SPACE = (20, 28)
-
-
-def by_pda():
-    pda = PDA(make_classifier(), prior=ConstantPrior(0.2), engine="dense")
-    return pda.evidence(make_images(1, 3, *SPACE), scales=(5, 10), strides=5)
-
-
-def by_mask():
-    mask = (torch.arange(20)[:, None] // 7 * 3 + torch.arange(28)[None] ** 2 // 300)[None, None]
-    pda = EfficientPDA(make_classifier(), prior=ConstantPrior(0.2), engine="dense")
-    return pda.evidence(make_images(1, 3, *SPACE), feature_mask=mask, context="both")
-
-
-def by_samples():
-    pda = SampledPDA(make_classifier(), engine="dense")
-    generator = torch.Generator().manual_seed(0)
-    image = make_images(1, 3, *SPACE)
-    return pda.evidence(image, n_samples=3, sliding_window_shapes=8, strides=4, generator=generator)
-
-
-def of_outputs(output: str, measure: str):
-    model = make_classifier()
-    function = (lambda x: model(x).softmax(1)) if output == "probabilities" else model
-    pda = EfficientPDA(function, ConstantPrior(0.0), output, measure, "dense")
-    return pda.evidence(make_images(1, 3, *SPACE), sliding_window_shapes=8, strides=4)
-
-
-def of_one_output():
-    model = make_classifier(channels=1, classes=1)
-    pda = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense")
-    return pda.evidence(make_images(1, 1, *SPACE), sliding_window_shapes=8, strides=4)
-
-
-KINDS = {
-    "features": by_pda,
-    "mask": by_mask,
-    "samples": by_samples,
-    "raw": lambda: of_outputs("raw", "weight_of_evidence"),
-    "probabilities": lambda: of_outputs("probabilities", "probability_difference"),
-    "information": lambda: of_outputs("logits", "information_difference"),
-    "one output": of_one_output,
-}
-
-MAP = """([height, width]) => {
-  const canvas = document.getElementById("picture");
-  const copy = new OffscreenCanvas(width, height).getContext("2d");
-  copy.imageSmoothingEnabled = false;
-  copy.drawImage(canvas, 0, 0, width, height);
-  const { data } = copy.getImageData(0, 0, width, height);
-  return Array.from({ length: width * height }, (_, i) => [...data.slice(4 * i, 4 * i + 3)]);
+OWN_LISTS = """() => {
+  const found = view.ownList();
+  const plain = ({ value, answers }) => ({ value, answers });
+  return { for: found.for.map(plain), against: found.against.map(plain) };
 }"""
+
+
+def assert_same_map(page, expected) -> None:
+    shown = np.array(page.evaluate("Array.from(view.map)"))
+    expected = expected.double().flatten().numpy()
+    np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
+
+
+def assert_same_lists(page, expected) -> None:
+    shown = page.evaluate(OWN_LISTS)
+    for kind, regions in zip(("for", "against"), expected, strict=True):
+        assert [one["answers"] for one in shown[kind]] == [one.answers() for one in regions]
+        values = [one["value"] for one in shown[kind]]
+        assert values == pytest.approx([one.value for one in regions], rel=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_map_of_every_kind_has_the_colours_of_its_values(browser, tmp_path, kind):
+def test_maps_and_lists_of_every_kind_are_those_of_python(browser, tmp_path, kind):
     evidence = KINDS[kind]()
     path = write_report(evidence, tmp_path / "report.html")
-    target = int(evidence.scores[0].argmax())
-    values = evidence.attribution(target)[0, 0].flatten()
+    order = order_of(evidence)
     with opened(browser, path) as page:
-        page.evaluate("document.getElementById('opacity').value = 100")
-        page.dispatch_event("#opacity", "input")
-        stops = page.evaluate("[RED, BLUE]")
-        shown = torch.tensor(page.evaluate(f"({MAP})({list(SPACE)})"), dtype=torch.float64)
-        scale = page.evaluate("document.getElementById('ticks').lastChild.textContent")
-        places = [evidence.attribution(one).abs().max() for one in range(len(evidence.scores[0]))]
-        assert float(scale) == pytest.approx(float(max(places)), abs=0.006)
-        relative = values / max(places)
-        expected = torch.tensor([colour(float(one), stops[int(one < 0)]) for one in relative])
-        close = (shown - expected).abs().amax(dim=1) <= 4
-        # The outline of one region, and what lies under it, differ.
-        assert close.double().mean() > 0.75
+        for place, target in enumerate(order):
+            page.locator("#classes label").nth(place).click()
+            assert_same_map(page, evidence.attribution(target)[0, 0])
+            assert_same_lists(page, strongest_regions(evidence, target))
+        if len(order) > 1:
+            page.evaluate("document.querySelectorAll('#classes input')[0].click()")
+            page.select_option("#other", index=2)
+            assert_same_map(page, evidence.contrast(*order[:2])[0, 0])
+            assert_same_lists(page, strongest_regions(evidence, order[0], 3, order[1]))
+            page.select_option("#other", index=0)
+        # One question by itself.
+        for place, context in enumerate(("full", "empty"), start=1):
+            if page.locator("#context label:visible").count() > 1:
+                page.locator("#context label").nth(place).click()
+                only = evidence.in_context(context)
+                assert_same_map(page, only.attribution(order[0])[0, 0])
+                assert_same_lists(page, strongest_regions(only, order[0]))
+        page.evaluate("view.choose({ context: null })")
         # Keys reach every region's words, whatever it is.
         page.focus("#stage")
         for key in ("ArrowRight", "ArrowDown", "End", "Home"):
             page.keyboard.press(key)
             assert page.inner_text("#sentence").endswith(".")
-            assert "NaN" not in page.inner_text("main")
-            assert "undefined" not in page.inner_text("main")
+            assert page.locator("#answers li").count() > 0
+            for broken in ("NaN", "undefined", "null"):
+                assert broken not in page.inner_text("main")
         if kind == "samples":
-            assert "\u00b1" in page.inner_text("#bits")
+            assert "standard error" in page.inner_text("#answers")
         for label in page.locator("#size label:visible").all():
             label.click()
             assert page.inner_text("#sentence").endswith(".")
+
+
+@pytest.mark.slow
+def test_an_example_that_lacks_regions_of_a_mask_is_shown_by_its_own(browser, tmp_path):
+    evidence = by_mask(examples=3)
+    path = write_report(evidence, tmp_path / "report.html", example=2)
+    top = order_of(evidence, 2)[0]
+    with opened(browser, path) as page:
+        assert_same_map(page, evidence.attribution(top)[2, 0])
+        assert_same_lists(page, strongest_regions(evidence, top, example=2))
+        lines = page.locator("#for-rows li, #against-rows li").all()
+        kinds = strongest_regions(evidence, top, example=2)
+        regions = [region for regions in kinds for region in regions]
+        for line, region in zip(lines, regions, strict=True):
+            shown = line.locator(".answer").all_inner_texts()
+            assert shown == [printed(answer) for answer in region.answers()]
+            line.hover()
+            # The region that is looked at has the region's own pixels.
+            own = page.evaluate(
+                "Array.from(view.selected.group.cells, (one) => one === view.selected.region)"
+            )
+            np.testing.assert_array_equal(np.reshape(own, SPACE), region.pixels)
+            answers = page.locator("#answers li").all_inner_texts()
+            assert answers == [
+                printed(answer) for answer in region.answers() if "other" not in answer
+            ]
+
+
+@pytest.mark.slow
+def test_the_map_of_a_stopped_run_is_that_of_what_is_known(browser, tmp_path):
+    evidence = make_evidence()
+    scores = evidence.parts[0].scores.clone()
+    scores[0, 40:] = torch.nan
+    evidence = replace(
+        evidence, parts=(replace(evidence.parts[0], scores=scores), *evidence.parts[1:])
+    )
+    path = write_report(evidence, tmp_path / "report.html", test=False)
+    with opened(browser, path) as page:
+        assert_same_map(page, evidence.partial_attribution(order_of(evidence)[0])[0, 0])
+        assert page.locator("#for-rows li").count() > 0
+        assert "NaN" not in page.inner_text("main")
 
 
 @pytest.mark.slow
@@ -106,23 +123,22 @@ def test_methods_can_be_compared(browser, tmp_path):
     image = make_images(1, 3, *SPACE)
     methods = {
         name: EfficientPDA(make_classifier(), prior=ConstantPrior(value), engine="dense").evidence(
-            image, sliding_window_shapes=8, strides=4
+            image, superpixels=12
         )
         for name, value in (("black", 0.0), ("<b>grey</b>", 0.5))
     }
     path = write_report(methods, tmp_path / "report.html")
+    top = order_of(methods["black"])[0]
     with opened(browser, path) as page:
         page.check("#hold")
         before = page.inner_text("#ticks")
-        target = int(methods["black"].scores[0].argmax())
-        for name in methods:
+        for name, evidence in methods.items():
             page.locator("#method label", has_text=name).click()
-            page.locator("#numbers").uncheck()
-            frame = page.locator("#picture").bounding_box()
-            page.mouse.move(frame["x"] + 5, frame["y"] + 5)
-            bits = float(methods[name].window_values(target)[0, 0])
-            shown = page.inner_text("#bits").replace("\u2212", "-")
-            assert float(shown.split()[0]) == pytest.approx(bits, abs=0.006)
+            assert_same_map(page, evidence.attribution(top)[0, 0])
+            speak_for, _ = strongest_regions(evidence, top)
+            shown = page.locator("#for-rows li").first.locator(".answer").all_inner_texts()
+            assert shown == [printed(answer) for answer in speak_for[0].answers()]
+            assert printed(str(evidence.self_test(top))) in page.inner_text("#tested")
         assert page.inner_text("#ticks") == before
 
 

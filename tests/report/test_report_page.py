@@ -1,15 +1,29 @@
 """What a report shows in a real browser, against the numbers of the evidence."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from browser import LOW_CONTRAST, NAMELESS, opened
-from report_pages import LABELS, SPACE, TITLE, colour, make_evidence, make_report, strongest_at
+from report_pages import (
+    LABELS,
+    SPACE,
+    TITLE,
+    by_superpixels,
+    make_evidence,
+    make_report,
+    order_of,
+    printed,
+)
 
-from captum_pda.evidence.strongest import strongest_windows
+from captum_pda.evidence.self_test import SelfTest
+from captum_pda.evidence.strongest import strongest_regions
+from captum_pda.prediction.measures import percent, signed
+from captum_pda.visualization.drawing import AGAINST, FOR
 
-MINUS, TIMES = "\u2212", "\u00d7"
+MINUS = "\u2212"
 
 
 @pytest.fixture(scope="module")
@@ -47,51 +61,67 @@ def choose(page, field: str, words: str) -> None:
     page.locator(f"#{field} label", has_text=words).click()
 
 
-def order_of(evidence) -> list[int]:
-    """The classes as the page lists them."""
-    return evidence.scores[0].argsort(descending=True).tolist()
+def answers_at(evidence, title: str, target: int, place: tuple[int, int]) -> list[str]:
+    """What is said of the window of one size whose middle is nearest to a pixel, by brute force."""
+    parts = [part for part in evidence.parts if part.regions.title == title]
+    size = parts[0].size
+    inside = {
+        number: sum(
+            (a + side / 2 - at - 0.5) ** 2 for a, side, at in zip(corner, size, place, strict=True)
+        )
+        for number, corner in enumerate(parts[0].regions.corners.tolist())
+        if all(a <= at < a + side for a, side, at in zip(corner, size, place, strict=True))
+    }
+    number = min(inside, key=inside.get)
+    said = []
+    for part in parts:
+        seen, changed = part.reference[0, target], part.scores[0, number, target]
+        bits = float(changed - seen) / np.log(2)
+        if part.context == "full":
+            chances = [percent(float(torch.sigmoid(one))) for one in (seen, changed)]
+            said.append(f"without it: {chances[0]} -> {chances[1]} ({signed(bits)} bits)")
+        else:
+            said.append(f"by itself: {signed(bits)} bits over nothing")
+    return [printed(words) for words in said]
 
 
-def assert_told(page, expected: dict, first: float | None = None) -> None:
-    """The page tells of this region: bits, place, sentence and predictions."""
-    assert number(page.inner_text("#bits")) == pytest.approx(expected["bits"], abs=0.006)
-    height, width = expected["size"]
-    assert page.inner_text("#where").endswith(f"{height}{TIMES}{width}")
-    sentence = page.inner_text("#sentence")
-    if abs(expected["bits"]) >= 0.05:
-        ratio = float(sentence.split(" by ")[-1].split(" times ")[0].split()[-1].rstrip("."))
-        assert ratio == pytest.approx(2 ** abs(expected["bits"]), rel=0.006)
-        assert ("divides" in sentence) == (expected["bits"] < 0)
-    if first is not None:
-        cells = page.locator("#predictions tr").first.locator("td").all_inner_texts()
-        shown = [number(cell) / 100 for cell in cells[:2]]
-        assert shown == pytest.approx([first, expected["without"][0]], abs=0.0011)
+def told(page) -> list[str]:
+    return page.locator("#answers li").all_inner_texts()
 
 
-def test_pointing_tells_the_strongest_region_there_and_choices_change_it(page, evidence):
-    top, second, third, _ = order_of(evidence)
-    seen = torch.sigmoid(evidence.scores[0])
+def test_pointing_tells_each_answer_with_its_question(page, evidence):
+    top, _, third, _ = order_of(evidence)
     # Every marker would stop the pointer.
     page.uncheck("#numbers")
-    point(page, 7, 20)
-    assert_told(page, strongest_at(evidence, top, (7, 20)), float(seen[top]))
-    point(page, 17, 3)
-    assert_told(page, strongest_at(evidence, top, (17, 3)), float(seen[top]))
-
+    listed, other = "windows of 6x6", "windows of 12x12"  # the first has about a 25th of the image
+    for place in ((7, 20), (17, 3)):
+        point(page, *place)
+        assert told(page) == answers_at(evidence, listed, top, place)
     page.locator("#classes label").nth(2).click()
-    assert_told(page, strongest_at(evidence, third, (17, 3)), float(seen[third]))
-    page.select_option("#other", index=2)  # behind "any other class" and the most probable one
-    assert_told(page, strongest_at(evidence, third, (17, 3), second))
-    page.select_option("#other", index=0)
-
-    choose(page, "size", f"12{TIMES}12")
-    only = evidence.at(12)
-    assert_told(page, strongest_at(only, third, (17, 3)), float(seen[third]))
-    choose(page, "context", "All else seen")
-    assert_told(page, strongest_at(only.in_context("full"), third, (17, 3)), float(seen[third]))
-    choose(page, "context", "Seen by itself")
-    assert_told(page, strongest_at(only.in_context("empty"), third, (17, 3)))
+    assert told(page) == answers_at(evidence, listed, third, (17, 3))
+    choose(page, "size", other)
+    both = answers_at(evidence, other, third, (17, 3))
+    assert told(page) == both
+    choose(page, "context", "Without each region")
+    assert told(page) == both[:1]
+    choose(page, "context", "Each by itself")
+    assert told(page) == both[1:]
     assert page.inner_text("#sentence").startswith("By itself, it ")
+
+
+def test_a_pair_is_told_with_both_classes(page, evidence):
+    top, second, *_ = order_of(evidence)
+    page.uncheck("#numbers")
+    page.select_option("#other", index=2)  # behind "any other class" and the most probable one
+    point(page, 7, 20)
+    shown = told(page)
+    assert len(shown) == 3
+    assert LABELS[second] in shown[1]
+    speak_for, _ = strongest_regions(evidence, top, 3, second)
+    rows = page.locator("#for-rows li").all()
+    for row, region in zip(rows, speak_for, strict=True):
+        answers = [printed(answer) for answer in region.answers()]
+        assert row.locator(".answer").all_inner_texts() == answers
 
 
 @pytest.mark.slow
@@ -104,86 +134,175 @@ def test_keys_move_over_the_photo_and_say_what_is_there(page, evidence):
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Shift+ArrowDown")
     # An arrow is a 28th of the longer side, and a pixel with shift.
-    expected = strongest_at(evidence, top, (14, 15))
-    assert_told(page, expected)
-    spoken = page.inner_text("#spoken")
-    assert f"{abs(expected['bits']):.2f} bits" in spoken
-    assert "with it" in spoken
+    expected = answers_at(evidence, "windows of 6x6", top, (14, 15))
+    assert told(page) == expected
+    assert all(answer in page.inner_text("#spoken") for answer in expected)
     for _ in range(18):
         page.keyboard.press("ArrowRight")
-    assert_told(page, strongest_at(evidence, top, (14, 31)))
-    page.keyboard.press("End")
-    strongest, against = strongest_windows(evidence, top, 1)
-    assert number(page.inner_text("#bits")) == pytest.approx(against[0].value, abs=0.006)
-    page.keyboard.press("Home")
-    assert number(page.inner_text("#bits")) == pytest.approx(strongest[0].value, abs=0.006)
+    assert told(page) == answers_at(evidence, "windows of 6x6", top, (14, 31))
+    kinds = strongest_regions(evidence, top)
+    for key, regions in zip(("Home", "End"), kinds, strict=True):
+        page.keyboard.press(key)
+        expected = [answer for answer in regions[0].answers() if "uncertain" not in answer]
+        assert told(page) == [printed(answer) for answer in expected]
 
 
-def test_the_tables_list_the_strongest_regions_and_are_linked_with_the_picture(page, evidence):
+def test_the_lists_are_those_of_strongest_regions_and_linked_with_the_picture(page, evidence):
     top = order_of(evidence)[0]
-    kinds = zip(("for", "against"), strongest_windows(evidence, top, 5), strict=True)
-    for kind, windows in kinds:
-        rows = page.locator(f"#{kind}-rows tr")
-        shown = [number(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
-        assert shown == pytest.approx([window.value for window in windows], abs=0.006)
-        sizes = rows.locator("td:nth-child(4)").all_inner_texts()
-        assert sizes == [TIMES.join(map(str, window.shape)) for window in windows]
-    last = page.locator("#against-rows tr").last
+    values = evidence.attribution(top)[0, 0]
+    for kind, regions in zip(("for", "against"), strongest_regions(evidence, top), strict=True):
+        rows = page.locator(f"#{kind}-rows li").all()
+        for row, region in zip(rows, regions, strict=True):
+            answers = [printed(answer) for answer in region.answers()]
+            assert row.locator(".answer").all_inner_texts() == answers
+            assert (float(values[region.pixels].mean()) > 0) == (kind == "for")
+    last = page.locator("#against-rows li").last
     last.locator("button").focus()
     assert last.get_attribute("aria-current") == "true"
-    assert page.inner_text("#bits").startswith(last.locator("td:nth-child(2)").inner_text())
     assert page.locator(".marker.against").last.get_attribute("aria-pressed") == "true"
     page.locator(".marker.for").first.focus()
-    assert page.locator("#for-rows tr").first.get_attribute("aria-current") == "true"
+    assert page.locator("#for-rows li").first.get_attribute("aria-current") == "true"
     assert last.get_attribute("aria-current") is None
 
 
-MAP = """() => {
+def test_the_scale_the_total_and_the_test_are_told(page, evidence):
+    top = order_of(evidence)[0]
+    words = page.inner_text("#scale-words")
+    assert words.startswith("bits; weighted mean of all questions: ")
+    assert "each region by itself (mean of 2 sizes)" in words
+    total = printed(f": {signed(float(evidence.total(top)[0]))} bits")
+    assert total in page.inner_text("#total")
+    assert printed(str(evidence.self_test(top))) in page.inner_text("#tested")
+    choose(page, "context", "Each by itself")
+    assert page.inner_text("#scale-words") == "bits; each region by itself (mean of 2 sizes)"
+    # The map of one question was not tested.
+    assert not page.is_visible("#tested")
+    assert not page.is_visible("#test-body")
+    assert "was tested; this one was not" in page.inner_text("#test-other")
+
+
+def test_the_slider_hides_the_strongest_pixels_or_shows_only_them(page, evidence):
+    top = order_of(evidence)[0]
+    test = evidence.self_test(top)
+    values = evidence.attribution(top)[0, 0].flatten()
+    order = values.argsort(descending=True, stable=True)
+    step = 10
+    share = float(test.shares[step])
+    gone = torch.zeros(len(order), dtype=torch.bool)
+    gone[order[: round(share * len(order))]] = True
+    changed = """() => {
+      const { width, height } = view.photo;
+      const context = document.getElementById("test-photo").getContext("2d");
+      const now = context.getImageData(0, 0, width, height).data;
+      const photo = layer(width, height, (own) => own.drawImage(view.images.photo, 0, 0));
+      const before = photo.getContext("2d").getImageData(0, 0, width, height).data;
+      return Array.from({ length: width * height }, (_, i) =>
+        [0, 1, 2].some((c) => now[4 * i + c] !== before[4 * i + c]));
+    }"""
+    page.evaluate(f"document.getElementById('share').value = {step}")
+    page.dispatch_event("#share", "input")
+    for mode, curve, words in (
+        ("hide", test.hidden, f"without the strongest {100 * share:.0f}%: "),
+        ("show", test.shown, f"with only the strongest {100 * share:.0f}%: "),
+    ):
+        choose(page, "test-mode", mode)
+        shown = page.inner_text("#test-words")
+        assert shown.lower().startswith(words)
+        assert shown.endswith(percent(float(curve[step])))
+        differs = torch.tensor(page.evaluate(changed))
+        expected = gone if mode == "hide" else ~gone
+        assert not (differs & ~expected).any()
+        # Some pixel may have its blurred colour by chance.
+        assert (differs & expected).sum() > 0.95 * expected.sum()
+
+
+def test_a_failed_test_is_said_prominently(browser, evidence, tmp_path):
+    good = evidence.self_test(order_of(evidence)[0])
+    failed = SelfTest(good.shares, good.shown.flip(0), good.hidden.flip(0), good.measure)
+    failed = failed if not failed.passed else replace(good, hidden=good.shown, shown=good.hidden)
+    assert not failed.passed
+    with opened(browser, make_report(tmp_path, evidence, test=failed)) as page:
+        assert page.inner_text("#tested").startswith("Test failed: this map does not explain")
+        style = "getComputedStyle(document.getElementById('tested'))"
+        assert page.evaluate(f"{style}.borderTopWidth") == "2px"
+        assert page.evaluate(LOW_CONTRAST) == []
+    loaded = replace(evidence, ask=None)
+    with opened(browser, make_report(tmp_path, loaded)) as page:
+        assert not page.is_visible("#test")
+        assert not page.is_visible("#tested")
+
+
+PIXELS = """([height, width]) => {
   const canvas = document.getElementById("picture");
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d");
   copy.drawImage(canvas, 0, 0);
-  const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
-  const shown = [];
-  for (let y = 0; y < 24; y += 1) {
-    for (let x = 0; x < 32; x += 1) {
-      const row = Math.floor(((y + 0.5) * canvas.height) / 24);
-      const column = Math.floor(((x + 0.5) * canvas.width) / 32);
-      shown.push([...pixels.subarray(4 * (row * canvas.width + column)).subarray(0, 3)]);
-    }
-  }
-  return shown;
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  const at = (i, n, size) => Math.floor(((i + 0.5) * size) / n);
+  return Array.from({ length: height * width }, (_, i) => {
+    const row = at(Math.floor(i / width), height, canvas.height);
+    const start = 4 * (row * canvas.width + at(i % width, width, canvas.width));
+    return [...data.slice(start, start + 3)];
+  });
 }"""
 
 
-def test_the_map_has_the_colours_of_its_bits_on_the_scale_shown(page, evidence):
+def rgb(colour: str) -> torch.Tensor:
+    return torch.tensor([int(colour[n : n + 2], 16) for n in (1, 3, 5)], dtype=torch.float64)
+
+
+def test_the_map_has_its_colours_over_the_grey_photo_on_the_scale_shown(page, evidence):
+    page.uncheck("#numbers")
+    page.evaluate("view.select(null)")
     page.evaluate("document.getElementById('opacity').value = 100")
     page.dispatch_event("#opacity", "input")
-    stops = page.evaluate("[RED, BLUE]")
-    for place, target in ((0, order_of(evidence)[0]), (1, order_of(evidence)[1])):
-        page.locator("#classes label").nth(place).click()
-        shown = torch.tensor(page.evaluate(MAP), dtype=torch.float64)
-        scale = number(page.locator("#ticks span").last.inner_text())
-        bits = evidence.attribution(target)[0, 0].flatten() / scale
-        expected = torch.tensor([colour(float(one), stops[int(one < 0)]) for one in bits])
-        close = (shown - expected).abs().amax(dim=1) <= 4
-        # The outline of one region is drawn over the map.
-        assert close.float().mean() > 0.8
-    largest = max(evidence.attribution(target).abs().max() for target in range(len(LABELS)))
-    assert scale == pytest.approx(float(largest), abs=0.006)
+    maps = [evidence.attribution(target)[0, 0] for target in order_of(evidence)]
+    largest = max(float(one.abs().max()) for one in maps)
+    scale = number(page.locator("#ticks span").last.inner_text())
+    assert scale == pytest.approx(largest, abs=0.006)
+    shown = torch.tensor(page.evaluate(f"({PIXELS})({list(SPACE)})"), dtype=torch.float64)
+    bits = maps[0].flatten()[:, None]
+    strength = bits.abs() / largest
+    ends = torch.where(bits > 0, rgb(FOR), rgb(AGAINST))
+    photo = (evidence.inputs[0][0] * 0.2 + 0.5).clamp(0, 1).mean(dim=0).flatten()[:, None]
+    # Zero is transparent: there the grey photo is seen as it is. It is enlarged smoothly, so only
+    # what is far from its edges has exactly its own grey.
+    expected = strength * ends + (1 - strength) * 255 * (0.15 + 0.8 * photo)
+    assert float(((shown - expected).abs().amax(dim=1) <= 12).double().mean()) > 0.8
+    strong = (strength > 0.3).squeeze(1)
+    redder = shown[strong, 0] > shown[strong, 2]
+    assert torch.equal(redder, bits[strong, 0] > 0)
+
+
+def test_superpixels_are_outlined_in_their_own_shape(browser, tmp_path):
+    evidence = by_superpixels()
+    top = order_of(evidence)[0]
+    speak_for, speak_against = strongest_regions(evidence, top)
+    with opened(browser, make_report(tmp_path, evidence)) as page:
+        for line, region in zip(
+            page.locator(".strongest li").all(), [*speak_for, *speak_against], strict=True
+        ):
+            line.hover()
+            inside = page.evaluate(
+                """() => {
+                  const context = new OffscreenCanvas(1, 1).getContext("2d");
+                  const { width, height } = view.photo;
+                  const path = maskPath(view, view.selected.group, view.selected.region);
+                  return Array.from({ length: width * height }, (_, i) =>
+                    context.isPointInPath(path, (i % width) + 0.5, Math.floor(i / width) + 0.5));
+                }"""
+            )
+            np.testing.assert_array_equal(np.reshape(inside, SPACE), region.pixels)
 
 
 @pytest.mark.slow
 def test_a_threshold_hides_what_is_weaker(page, evidence):
-    top = order_of(evidence)[0]
-    before = page.locator("#for-rows tr").count()
-    page.evaluate("document.getElementById('threshold').value = 90")
+    page.evaluate("document.getElementById('threshold').value = 40")
     page.dispatch_event("#threshold", "input")
     bound = number(page.inner_text("#threshold-value"))
-    strongest, _ = strongest_windows(evidence, top, 100)
-    left = [window for window in strongest if window.value >= bound]
-    assert page.locator("#for-rows tr").count() <= min(before, max(len(left), 1))
-    shown = page.locator("#for-rows td:nth-child(2)").all_inner_texts()
-    assert all(number(text) >= bound - 0.006 for text in shown)
+    kinds = strongest_regions(evidence, order_of(evidence)[0])
+    for kind, regions in zip(("for", "against"), kinds, strict=True):
+        left = [region for region in regions if abs(region.value) >= bound]
+        assert page.locator(f"#{kind}-rows li").count() == len(left)
 
 
 def test_names_stay_text(page, evidence):

@@ -1,6 +1,7 @@
 // What regions say, and the maps made of it: the formulas of WindowEvidence.
 
 const ROUNDING = 1e-4;
+const FLAT = 1e-6;
 
 // The methods of a report; each has groups of regions of one size at one depth, and each group a
 // part for every context. Boxes and cells lie on the pixels of the photo.
@@ -270,7 +271,10 @@ function strongestRegions(group, map, photo, { count, least_share: leastShare })
 // Whether regions of other sizes disagree about a region by as much as its value.
 function isUncertain(found, maps, photo) {
   if (maps.length < 2) return false;
-  const each = maps.map((map) => meansInside(found.group, map, photo)[found.region] / (spread(map) || 1));
+  const each = maps.map((map) => {
+    const own = spread(map);
+    return meansInside(found.group, map, photo)[found.region] / (own <= FLAT * largest(map) ? 1 : own);
+  });
   const mean = each.reduce((sum, value) => sum + value, 0) / each.length;
   const squares = each.reduce((sum, value) => sum + (value - mean) ** 2, 0);
   return Math.abs(mean) <= Math.sqrt(squares / (each.length - 1));
