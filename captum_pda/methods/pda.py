@@ -65,7 +65,7 @@ class PDA(PerturbationPDA):
         >>> evidence.contrast(husky, wolf)                # why "husky" rather than "wolf"?
         >>> evidence.in_context("empty").attribution(husky)
         >>> evidence.parts                                # each size, context and depth
-        >>> strongest_windows(evidence, husky)
+        >>> strongest_regions(evidence, husky)               # what to point at
     """
 
     def __init__(
