@@ -104,7 +104,7 @@ class MapTest {
     }
     const canvas = byId("test-photo");
     [canvas.width, canvas.height] = [width, height];
-    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
     canvas.setAttribute("aria-label", words);
   }
 
