@@ -25,7 +25,7 @@ import torch
 from scipy.fft import dctn
 from scipy.linalg import eigh_tridiagonal
 from scipy.optimize import minimize
-from scipy.sparse import csc_array
+from scipy.sparse import csc_array, csr_array, eye_array
 from scipy.sparse.linalg import splu
 from torch import Tensor
 from torch.nn.functional import pad
@@ -58,6 +58,8 @@ MAX_ITERATIONS = 5000
 SURROUNDINGS, LEAST_SURROUNDINGS = 1 / 4, 4
 #: Edges between the bins of a power spectrum, in eigenvalues of the Laplacian.
 SPECTRUM_EDGES = np.geomspace(1e-7, 12.0, 257)
+#: Bounds of a fitted correlation length and smoothness, in pixels.
+LENGTH_BOUNDS, SMOOTHNESS_BOUNDS = (0.1, 1e4), (1e-3, 1e3)
 
 
 class GaussianFieldPrior:
@@ -232,8 +234,14 @@ class GaussianFieldPrior:
             )
             length, smoothness = tensors["lengths"].tolist()
             colours = tensors["colours"]
-            if not (length > 0 and smoothness >= 0):
-                raise ValueError("its correlation length or its smoothness is negative")
+            for name, value, (low, high) in (
+                ("correlation length", length, LENGTH_BOUNDS),
+                ("smoothness", smoothness, SMOOTHNESS_BOUNDS),
+            ):
+                if not low * (1 - 1e-6) <= value <= high * (1 + 1e-6):
+                    raise ValueError(
+                        f"its {name} is {value:.3g}, beyond {low:g} to {high:g} pixels"
+                    )
             if not torch.allclose(colours, colours.T, rtol=1e-6) or not _is_covariance(colours):
                 raise ValueError("its colours are not a covariance")
         prior = cls()
@@ -302,7 +310,6 @@ class _HiddenPixels:
             regions.hidden is not None
             and device.type == "cpu"
             and self._dims <= 2
-            and not self._beta
             and math.prod(self.box) <= LARGEST_FACTORED_BOX
             and bool(self.seen.flatten(1).any(dim=1).all())  # or the matrix is singular
         )
@@ -432,7 +439,12 @@ class _HiddenPixels:
         if not bool(hidden.any()):
             return torch.zeros_like(right)
         if self._factor is None:
-            self._factor = splu(self._sparse_matrix(hidden), diag_pivot_thresh=0.0)
+            self._factor = splu(
+                self._sparse_matrix(hidden),
+                permc_spec="MMD_AT_PLUS_A",
+                diag_pivot_thresh=0.0,
+                options={"SymmetricMode": True},
+            )
         columns = right.movedim(1, -1)[hidden].double().numpy()
         solution = torch.zeros_like(right)
         solved = torch.from_numpy(self._factor.solve(columns)).to(right.dtype)
@@ -441,23 +453,27 @@ class _HiddenPixels:
 
     def _sparse_matrix(self, hidden: Tensor) -> csc_array:
         """Q_hh of all regions, one block after another."""
-        numbers = np.full(hidden.shape, -1)
-        inside = hidden.numpy()
-        n_pixels = np.count_nonzero(inside)
-        numbers[inside] = np.arange(n_pixels)
-        degree = _without_margin(self._degree, self._margin, self._dims).squeeze(1)
-        rows, columns = [np.arange(n_pixels)], [np.arange(n_pixels)]
-        values = [degree[hidden].double().numpy() + self._kappa2]
-        for axis in range(1, 1 + self._dims):
-            pairs = np.stack(
-                [np.delete(numbers, -1, axis).ravel(), np.delete(numbers, 0, axis).ravel()]
-            )
-            one, other = pairs[:, (pairs >= 0).all(axis=0)]
-            rows += [one, other]
-            columns += [other, one]
-            values.append(np.full(2 * len(one), -1.0))
+        inside, degree = (
+            _without_margin(values, self._margin - 1, self._dims).squeeze(1).numpy()
+            for values in (self._inside, self._degree)
+        )
+        # Pixels are numbered in the boxes with one pixel around them.
+        pixels = np.flatnonzero(np.pad(hidden.numpy(), [(0, 0), *[(1, 1)] * self._dims]))
+        own = np.arange(len(pixels))
+        rows, columns = [pixels], [own]
+        values = [degree.reshape(-1)[pixels].astype(np.float64)]
+        for stride in row_major_steps(inside.shape)[1:]:
+            for near in (pixels - stride, pixels + stride):
+                there = inside.reshape(-1)[near] > 0
+                rows.append(near[there])
+                columns.append(own[there])
+                values.append(np.full(np.count_nonzero(there), -1.0))
         entries = np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))
-        return csc_array(entries, shape=(n_pixels, n_pixels))
+        laplacian = csr_array(entries, shape=(inside.size, len(pixels)))
+        matrix = laplacian[pixels] + self._kappa2 * eye_array(len(pixels))
+        if self._beta:
+            matrix = matrix + self._beta * (laplacian.T @ laplacian)
+        return csc_array(matrix)
 
     @cached_property
     def _preconditioner(self) -> tuple[list[Tensor], Tensor]:
@@ -690,7 +706,9 @@ class _Spectrum:
             _, logarithm = np.linalg.slogdet(colours(precisions))
             return float(logarithm - self.n_channels * counts @ np.log(precisions) / counts.sum())
 
-        limits = [(math.log(0.1), math.log(1e4)), (math.log(1e-3), math.log(1e3))]
+        limits = [
+            (math.log(low), math.log(high)) for low, high in (LENGTH_BOUNDS, SMOOTHNESS_BOUNDS)
+        ]
         starts = [(math.log(length), math.log(b)) for length in (1, 30) for b in (1e-2, 1)]
         found = min(
             (

@@ -1,0 +1,550 @@
+"""The Gaussian field: exact, without a leak, sampled as it says, fitted, stored."""
+
+import itertools
+import math
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import make_classifier, make_images
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scipy.fft import idctn
+from torch.utils.data import DataLoader
+
+from captum_pda import (
+    EfficientPDA,
+    FeatureMaskRegions,
+    GaussianFieldPrior,
+    SampledPDA,
+    Superpixels,
+    WindowGrid,
+)
+from captum_pda.priors import EmptyContext, prior_for, prior_settings
+from captum_pda.regions.protocol import PlacedWindows
+
+#: Correlation length and smoothness of fields; None has no fit.
+FIELDS = [None, (6.0, 1e-3), (3.0, 1.5), (1e4, 1e3), (0.1, 1e-3)]
+
+
+def make_field(lengths, n_channels):
+    """A field with a mean and colours of its own."""
+    prior = GaussianFieldPrior()
+    if lengths is not None:
+        prior.correlation_length, prior.smoothness = lengths
+        prior.mean = torch.linspace(-1, 2, n_channels, dtype=torch.float64)
+        factor = torch.eye(n_channels, dtype=torch.float64) + 0.5
+        prior.colour_covariance = factor @ factor.T
+    return prior
+
+
+def expected_of(prior, image, region):
+    """Mean (C, pixels) and covariance (pixels, pixels) of a boolean region, densely."""
+    mean = None if prior.mean is None else prior.mean.numpy()
+    lengths = prior.correlation_length, prior.smoothness
+    return reference.condition_field(image.double().numpy(), region, *lengths, mean)
+
+
+def regions_of(windows):
+    """Each region of windows: its number, its pixels (*space), and which of its box they are."""
+    for number, corner in enumerate(windows.corner_array):
+        inside = np.ones(windows.window, dtype=bool)
+        if windows.hidden is not None:
+            inside = windows.hidden[number].numpy()
+        region = np.zeros(windows.space, dtype=bool)
+        region[reference.block(corner, windows.window)[1:]] = inside
+        yield number, region, inside
+
+
+def random_mask(*space, labels=4, seed=0):
+    """Regions of scattered pixels, none of them connected."""
+    return torch.randint(0, labels, (1, *space), generator=torch.Generator().manual_seed(seed))
+
+
+def blobs(*space):
+    """Regions with a shape: stripes of several widths, bent by the first axis."""
+    places = np.indices(space)
+    return torch.from_numpy((places.sum(axis=0) + places[-1] // 2) // 5)[None]
+
+
+def some_windows(*space):
+    """Windows in the middle and at all borders and corners, and regions of other shapes."""
+    window = tuple(min(3, size) for size in space)
+    yield WindowGrid(space, window, tuple(max(1, size - 3) // 2 or 1 for size in space))
+    yield WindowGrid(space, (1,) * len(space), space)
+    yield from FeatureMaskRegions(random_mask(*space)).boxes(0)
+    yield from FeatureMaskRegions(blobs(*space)).boxes(0)
+
+
+# The conditional mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("lengths", FIELDS)
+@pytest.mark.parametrize("shape", [(1, 30), (3, 9, 11), (2, 5, 4, 6)])
+def test_the_mean_of_any_region_is_that_of_the_dense_field(shape, lengths, dtype):
+    image, prior = make_images(1, *shape)[0].to(dtype), make_field(lengths, shape[0])
+    allowed = {torch.float64: 1e-8, torch.float32: 1e-4}[dtype] * float(image.max() - image.min())
+    for windows in some_windows(*shape[1:]):
+        found = prior.conditional_mean(image, windows)
+        assert found.dtype == dtype
+        for number, region, inside in regions_of(windows):
+            expected, _ = expected_of(prior, image, region)
+            actual = found[number].double().numpy()[:, inside]
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("shape", [(100, 6, 7), (2, 1), (2, 1, 1), (1, 1, 5), (1, 2, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_many_channels_tiny_inputs_and_half_precision(shape, dtype):
+    image, prior = make_images(1, *shape)[0].to(dtype), GaussianFieldPrior()
+    allowed = 2 * torch.finfo(dtype).eps * float(image.abs().max()) + 1e-8
+    for windows in some_windows(*shape[1:]):
+        found = prior.conditional_mean(image, windows)
+        drawn = prior.sample(image, windows, 2, torch.Generator().manual_seed(0))
+        assert found.dtype == drawn.dtype == dtype
+        assert drawn.isfinite().all()
+        for number, region, inside in regions_of(windows):
+            expected, _ = expected_of(prior, image, region)
+            actual = found[number].double().numpy()[:, inside]
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed)
+
+
+@pytest.mark.parametrize("level", [0.0, -3.5, 1e6])
+def test_a_constant_image_is_filled_with_its_constant_and_nothing_varies(level):
+    image = torch.full((2, 12, 13), level, dtype=torch.float64)
+    for windows in some_windows(12, 13):
+        hidden = torch.ones(1) if windows.hidden is None else windows.hidden.unsqueeze(1)
+        for fills in (
+            GaussianFieldPrior().conditional_mean(image, windows),
+            *GaussianFieldPrior().sample(image, windows, 3),
+        ):
+            expected = (level * hidden).expand_as(fills)
+            torch.testing.assert_close(fills * hidden, expected.to(fills), rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("space", [(9,), (7, 8), (4, 5, 3)])
+def test_where_nothing_is_seen_the_mean_is_the_fitted_one_or_0(space):
+    image = make_images(1, 2, *space)[0]
+    whole = WindowGrid(space, space, space)
+    masked = PlacedWindows(
+        space, space, np.zeros((1, len(space)), dtype=np.int64), torch.ones(1, *space).bool()
+    )
+    for windows, lengths in itertools.product((whole, masked), (None, (5.0, 1.0))):
+        prior = make_field(lengths, 2)
+        level = torch.zeros(2) if prior.mean is None else prior.mean
+        level = level.double().reshape(2, *(1 for _ in space))
+        found = prior.conditional_mean(image, windows)[0]
+        torch.testing.assert_close(found, level.expand_as(found))
+        drawn = prior.sample(image, windows, 50, torch.Generator().manual_seed(1))
+        assert bool(drawn.any()) == (lengths is not None)
+
+
+def test_it_is_the_default_prior_and_blurs_where_nothing_is_seen():
+    image = make_images(1, 3, 9, 11)[0]
+    assert isinstance(prior_for(None, "sample"), GaussianFieldPrior)
+    assert prior_settings(None) == GaussianFieldPrior().settings()
+    windows = WindowGrid((9, 11), (3, 3), (3, 4))
+    for prior in (None, GaussianFieldPrior(), make_field((4.0, 1.0), 3)):
+        empty = EmptyContext(prior)
+        nothing = empty.nothing_seen(image)
+        np.testing.assert_allclose(nothing, reference.nothing_seen(image.numpy()), atol=1e-10)
+        boxes, contents = empty.seen_alone(image, windows)
+        expected = EmptyContext(None).seen_alone(image, windows)
+        assert torch.equal(contents, expected[1])
+        assert np.array_equal(boxes.corner_array, expected[0].corner_array)
+
+
+def test_another_number_of_channels_is_refused():
+    prior, image = make_field((4.0, 1.0), 3), make_images(1, 2, 5, 5)[0]
+    for fill in (prior.conditional_mean, lambda *given: prior.sample(*given, 2)):
+        with pytest.raises(ValueError, match="fitted to 3 channels, and the input has 2; fit it"):
+            fill(image, WindowGrid((5, 5), (2, 2), (2, 2)))
+
+
+@pytest.mark.slow
+def test_large_images_need_little_memory():
+    """Beyond the fills, some ten copies of an image of 1000 x 1000."""
+    program = """
+import resource, sys, numpy as np, torch
+from captum_pda import GaussianFieldPrior, WindowGrid, FeatureMaskRegions
+from captum_pda.regions.protocol import PlacedWindows
+torch.set_num_threads(1)
+case, prior = sys.argv[1], GaussianFieldPrior()
+image = torch.rand(3, 1000, 1000)
+if case == "windows":
+    regions = WindowGrid((1000, 1000), (200, 200), (200, 200))
+elif case == "mask":
+    mask = torch.arange(1000)[:, None] // 250 * 4 + (torch.arange(1000) // 7 * 7) // 250
+    regions = FeatureMaskRegions(mask[None]).boxes(0)[0]
+else:
+    hidden = torch.rand(1, 1000, 1000) < 0.9
+    regions = PlacedWindows((1000, 1000), (1000, 1000), np.zeros((1, 2), dtype=np.int64), hidden)
+prior.conditional_mean(image[:, :60, :60], WindowGrid((60, 60), (9, 9), (9, 9)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fills = prior.conditional_mean(image, regions)
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(((after - before) * 1024 - fills.nbytes) / image.nbytes)
+"""
+    for case in ("windows", "mask", "most"):
+        done = subprocess.run(
+            [sys.executable, "-c", program, case], check=True, capture_output=True, text=True
+        )
+        assert float(done.stdout) < 15, case
+
+
+# Nothing of what is hidden is known
+
+
+def leaks(method, image, windows, scale, seed):
+    """Those of a few regions whose fill changes when other values are hidden there."""
+    before = method(image, windows)
+    noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed)).to(image)
+    found = []
+    for number, region, _ in list(regions_of(windows))[:: 1 + len(windows) // 4]:
+        changed = torch.where(torch.from_numpy(region), scale * noise, image)
+        after = method(changed, windows)
+        # (..., W, C, *window), with samples in front where there are several
+        place = (..., number, *[slice(None)] * (1 + region.ndim))
+        if not torch.equal(after[place], before[place]):
+            found.append(number)
+    return found
+
+
+SHAPES = [(1, 40), (3, 40), (3, 12, 13), (2, 20, 7), (1, 5, 6, 7)]
+
+
+@settings(
+    max_examples=30, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(
+    shape=st.sampled_from(SHAPES),
+    lengths=st.sampled_from(FIELDS[:3]),
+    kind=st.sampled_from(["windows", "scattered", "blobs", "superpixels"]),
+    dtype=st.sampled_from([torch.float64, torch.float32, torch.float16]),
+    scale=st.sampled_from([0.0, 1.0, 1e4]),
+    seed=st.integers(0, 2**31),
+)
+def test_no_fill_depends_on_what_it_replaces(shape, lengths, kind, dtype, scale, seed):
+    """Bit for bit, means and samples, whatever else is hidden there."""
+    images, space = make_images(1, *shape, seed=seed), shape[1:]
+    image = images[0].to(dtype)
+    if kind == "windows":
+        window = tuple(1 + (seed >> n) % min(6, size) for n, size in enumerate(space))
+        groups = [WindowGrid(space, window, tuple(max(1, size // 3) for size in space))]
+    elif kind == "superpixels" and len(space) > 1:
+        groups = Superpixels(images, 6).boxes(0)  # the labels are held fixed
+    else:
+        mask = blobs(*space) if kind == "blobs" else random_mask(*space, seed=seed)
+        groups = FeatureMaskRegions(mask).boxes(0)
+    prior = make_field(lengths, shape[0])
+    for windows in groups:
+        assert leaks(prior.conditional_mean, image, windows, scale, seed) == []
+
+        def draw(example, regions):
+            return prior.sample(example, regions, 2, torch.Generator().manual_seed(seed))
+
+        assert leaks(draw, image, windows, scale, seed) == []
+
+
+class Recorder:
+    """A model that keeps the copies that it was given."""
+
+    def __init__(self, dims):
+        self.model, self.seen = make_classifier(dims, 3), []
+
+    def __call__(self, x):
+        self.seen.append(x.clone())
+        return self.model(x)
+
+
+@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
+@pytest.mark.parametrize(
+    ("space", "choice"),
+    [
+        ((9, 10), "windows"),
+        ((9, 10), "scales"),
+        ((14, 15), "mask"),
+        ((14, 15), "superpixels"),
+        ((66, 64), "default"),
+        ((30,), "default"),
+        ((5, 6, 4), "windows"),
+    ],
+)
+def test_a_model_is_never_shown_what_is_hidden(method, space, choice):
+    """The copy without a region is the same, whatever values the region has; so it is in a batch
+    beside another example."""
+    images = make_images(2, 3, *space)
+    labels = Superpixels(images[:1], 12).numbers if len(space) > 1 else None
+    given = {
+        "windows": {"sliding_window_shapes": 3, "strides": 3},
+        "scales": {"scales": (2, 5), "strides": (2, 5)},
+    }.get(choice, {})
+    if choice in ("mask", "superpixels", "default") and labels is not None:
+        given = {"feature_mask": labels.unsqueeze(1)}  # outlines are those of the image
+    if method is SampledPDA:
+        given["n_samples"] = 2
+
+    def copies(x):
+        recorder = Recorder(len(space))
+        method(recorder, engine="dense").evidence(x, perturbations_per_eval=1, **given)
+        return torch.cat(recorder.seen[1:])
+
+    before = copies(images)
+    hidden = (before[: len(before) // 2] != images[0]).any(dim=1)  # what differs was filled
+    for row in range(0, len(hidden), max(1, len(hidden) // 3)):
+        changed = images.clone()
+        changed[0] = torch.where(hidden[row], 1e3 * images[0].flip(-1) + 7, images[0])
+        after = copies(changed)
+        assert torch.equal(after[row], before[row])
+        # The other example has the fills that it had.
+        assert torch.equal(after[len(after) // 2 :], before[len(before) // 2 :])
+
+
+# Samples
+
+
+@pytest.mark.parametrize("lengths", FIELDS[:3])
+@pytest.mark.parametrize("kind", ["window", "border", "scattered", "volume", "series"])
+def test_samples_have_the_mean_and_the_covariance_of_the_field(kind, lengths):
+    n = 4000
+    space = {"volume": (4, 4, 4), "series": (14,)}.get(kind, (8, 9))
+    image = make_images(1, 2, *space)[0]
+    if kind == "scattered":
+        windows = FeatureMaskRegions(random_mask(*space, labels=7)).boxes(0)[0][0:1]
+    else:
+        corner = [0] * len(space) if kind == "border" else [1] * len(space)
+        windows = PlacedWindows(space, (2,) * len(space), np.array([corner]))
+    prior = make_field(lengths, 2)
+    drawn = prior.sample(image, windows, n, torch.Generator().manual_seed(3))[:, 0].numpy()
+    ((_, region, inside),) = regions_of(windows)
+    mean, covariance = expected_of(prior, image, region)
+    colours = reference.surrounding_colours(
+        image.numpy(), region, windows.corner_array[0], windows.window
+    )
+    if lengths is not None:
+        colours = prior.colour_covariance.numpy()
+    expected = np.kron(colours, covariance)
+    values = drawn[:, :, inside].reshape(n, -1)
+    deviation = values - mean.reshape(-1)
+    variance = expected.diagonal()
+    # Five standard errors of a mean, and of a covariance of Gaussian values.
+    assert (np.abs(deviation.mean(axis=0)) < 5 * np.sqrt(variance / n)).all()
+    error = np.sqrt((np.outer(variance, variance) + expected**2) / n)
+    assert (np.abs(deviation.T @ deviation / n - expected) < 5 * error).all()
+
+
+def test_samples_follow_the_generator_and_not_the_global_one():
+    image, windows = make_images(1, 3, 12, 12)[0], WindowGrid((12, 12), (5, 5), (4, 4))
+    prior = GaussianFieldPrior()
+    state = torch.get_rng_state()
+    one, same, other = (
+        prior.sample(image, windows, 3, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("regions", [{"sliding_window_shapes": 5}, {"superpixels": 6}])
+def test_draws_do_not_depend_on_the_batch_size_or_on_batch_mates(regions):
+    images = make_images(2, 3, 20, 21)
+    recorded = []
+    for rows, some in ((1, images[:1]), (7, images[:1]), (None, images)):
+        recorder = Recorder(2)
+        pda = SampledPDA(recorder, engine="dense")
+        pda.attribute(some, 1, n_samples=2, perturbations_per_eval=rows, **regions)
+        recorded.append(torch.cat(recorder.seen)[len(some) :])
+    assert torch.equal(recorded[0], recorded[1])
+    assert torch.equal(recorded[0], recorded[2][: len(recorded[0])])
+
+
+def test_samples_vary_as_much_as_what_surrounds_them():
+    image = make_images(1, 1, 24, 60)[0]
+    image[:, :, 30:] *= 0.01
+    windows = PlacedWindows((24, 60), (8, 8), np.array([[8, 8], [8, 45]]))
+    drawn = GaussianFieldPrior().sample(image, windows, 200, torch.Generator().manual_seed(0))
+    rough, smooth = drawn.std(dim=0).mean(dim=(1, 2, 3))
+    assert 50 < float(rough / smooth) < 200
+
+
+# Fitting and storing
+
+
+def simulated(n_images, space, length, smoothness, colours, mean, seed):
+    """Fields drawn by their definition: independent coefficients of the cosine transform."""
+    eigenvalues = np.zeros(space)
+    for axis, size in enumerate(space):
+        along = 2 - 2 * np.cos(np.pi * np.arange(size) / size)
+        eigenvalues += along.reshape([-1 if a == axis else 1 for a in range(len(space))])
+    scale = (length**-2 + eigenvalues + smoothness**2 * eigenvalues**2) ** -0.5
+    noise = np.random.default_rng(seed).normal(size=(n_images, len(colours), *space))
+    white = np.einsum("cd,nd...->nc...", np.linalg.cholesky(colours), noise)
+    fields = idctn(white * scale, axes=range(2, 2 + len(space)), norm="ortho")
+    return torch.from_numpy(fields + np.reshape(mean, (-1, *(1 for _ in space))))
+
+
+COLOURS = np.array([[2.0, 0.8, 0.0], [0.8, 1.0, -0.3], [0.0, -0.3, 0.5]])
+MEAN = np.array([0.3, -1.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("space", "length", "smoothness"),
+    [((48, 40), 6.0, 1.0), ((48, 40), 3.0, 3.0), ((400,), 12.0, 2.0), ((14, 16, 12), 3.0, 1.0)],
+)
+def test_a_fit_recovers_the_field_that_images_were_drawn_from(space, length, smoothness):
+    images = simulated(20, space, length, smoothness, COLOURS, MEAN, 0)
+    other = tuple(size - 3 for size in space)
+    smaller = simulated(20, other, length, smoothness, COLOURS, MEAN, 1)
+    loader = [(images[:8], torch.zeros(8)), images[8:], smaller.float()]
+    prior = GaussianFieldPrior().fit(loader)
+    assert prior.correlation_length == pytest.approx(length, rel=0.1)
+    assert prior.smoothness == pytest.approx(smoothness, rel=0.1)
+    torch.testing.assert_close(
+        prior.colour_covariance, torch.from_numpy(COLOURS), rtol=0.1, atol=0.05
+    )
+    torch.testing.assert_close(prior.mean, torch.from_numpy(MEAN), rtol=0.1, atol=0.5)
+    assert f"{prior}".startswith("GaussianFieldPrior(correlation_length=")
+
+
+def test_a_fit_to_images_of_neighbours_alike_is_not_smooth():
+    images = simulated(20, (40, 40), 1e3, 1e-6, COLOURS, MEAN, 0)
+    prior = GaussianFieldPrior().fit(DataLoader(list(images), batch_size=7))
+    assert prior.smoothness < 0.1
+    assert prior.correlation_length > 50
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (torch.ones(2, 3, 8, 8), ValueError, "constant.*use GaussianFieldPrior"),
+        ([], ValueError, "no batches to fit"),
+        ([torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8)], ValueError, "1 channels where the fir"),
+        (7, TypeError, "fit takes a tensor"),
+        (torch.rand(3, 8), ValueError, "batch 0"),
+    ],
+)
+def test_data_that_cannot_be_fitted_is_refused_and_changes_nothing(data, error, message):
+    prior = GaussianFieldPrior()
+    with pytest.raises(error, match=message):
+        prior.fit(data)
+    assert repr(prior) == "GaussianFieldPrior()"
+
+
+def fit_part(rank, images):
+    import torch.distributed as dist
+
+    part = [images[:5], images[5:]][rank] if len(images) > 1 else [images, []][rank]
+    prior = GaussianFieldPrior().fit(part, process_group=dist.group.WORLD)
+    return prior.correlation_length, prior.smoothness, prior.mean, prior.colour_covariance
+
+
+def test_ranks_fit_what_one_process_fits(pool):
+    images = simulated(16, (30, 28), 5.0, 1.0, COLOURS, MEAN, 2)
+    for some in (images, images[:1]):
+        whole = GaussianFieldPrior().fit(some)
+        for length, smoothness, mean, colours in pool(fit_part, some):
+            assert length == pytest.approx(whole.correlation_length, rel=1e-4)
+            assert smoothness == pytest.approx(whole.smoothness, rel=1e-4)
+            torch.testing.assert_close(mean, whole.mean)
+            torch.testing.assert_close(colours, whole.colour_covariance, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    path = tmp_path / "field.safetensors"
+    prior = GaussianFieldPrior().fit(simulated(4, (30, 28), 5.0, 1.0, COLOURS, MEAN, 2))
+    prior.save(path)
+    return path, prior
+
+
+def test_a_stored_field_is_the_same_field(stored):
+    path, prior = stored
+    again = GaussianFieldPrior.load(path)
+    assert again.settings() == prior.settings()
+    assert repr(again) == repr(prior)
+    image, windows = make_images(1, 3, 9, 9)[0], WindowGrid((9, 9), (4, 4), (3, 3))
+    assert torch.equal(*(p.conditional_mean(image, windows) for p in (prior, again)))
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        again.save(path)
+    again.save(path, overwrite=True)
+    with pytest.raises(ValueError, match="no fit to save; call fit"):
+        GaussianFieldPrior().save(path, overwrite=True)
+    with pytest.raises(FileNotFoundError, match=r"there is no prior at .*nothing"):
+        GaussianFieldPrior.load(path.parent / "nothing")
+
+
+def test_settings_tell_fits_apart(stored):
+    _, prior = stored
+    other = GaussianFieldPrior().fit(simulated(4, (30, 28), 5.0, 1.0, COLOURS, MEAN, 3))
+    plain = GaussianFieldPrior().settings()
+    assert plain == {"kind": "GaussianFieldPrior", "version": GaussianFieldPrior.version}
+    assert prior.settings()["fit_sha256"] != other.settings()["fit_sha256"]
+    assert prior.settings()["correlation_length"] == prior.correlation_length
+
+
+F64 = torch.float64
+CHANGES = {
+    "no mean": (lambda t: t.pop("mean"), "mean"),
+    "no channels": (lambda t: t.update(mean=torch.zeros(0, dtype=F64)), "no channels"),
+    "a mean without a shape": (lambda t: t.update(mean=torch.zeros((), dtype=F64)), "no channels"),
+    "something more": (lambda t: t.update(more=torch.zeros(1, dtype=F64)), "belong"),
+    "other colours": (lambda t: t.update(colours=t["colours"][:2]), "colours has shape"),
+    "single precision": (lambda t: t.update(mean=t["mean"].float()), "dtype F32 where F64"),
+    "NaN": (lambda t: t["mean"].fill_(math.nan), "mean holds NaN"),
+    "an infinite length": (lambda t: t["lengths"].fill_(math.inf), "lengths holds NaN or inf"),
+    "a negative length": (lambda t: t["lengths"].fill_(-1), "correlation length is -1, beyond"),
+    "a length of next to nothing": (lambda t: t["lengths"].fill_(1e-200), "length is 1e-200"),
+    "a huge smoothness": (lambda t: t["lengths"][1:].fill_(1e200), "smoothness is 1e.200, beyond"),
+    "colours that are not symmetric": (lambda t: t["colours"][0].add_(1), "not a covariance"),
+    "negative colours": (lambda t: t["colours"].neg_(), "not a covariance"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_files_with_other_content_are_refused_in_one_line(stored, name):
+    path, _ = stored
+    change, says = CHANGES[name]
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+        header = file.metadata()
+    change(tensors)
+    save_file({k: t.contiguous() for k, t in tensors.items()}, path, header)
+    assert_refused(path, says)
+
+
+@pytest.mark.parametrize(
+    ("settings_text", "says"),
+    [
+        ('{"kind": "GaussianPatchPrior"}', "does not hold a GaussianFieldPrior"),
+        ("[]", "not a table"),
+        ("{", "."),
+    ],
+)
+def test_files_of_another_kind_are_refused_in_one_line(stored, settings_text, says):
+    path, _ = stored
+    with safe_open(path, "pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        header = file.metadata()
+    save_file(tensors, path, header | {"settings": settings_text})
+    assert_refused(path, says)
+    for content in (b"", b"kind: field\n" * 50, b"\xff" * 64, path.read_bytes()[:-8]):
+        path.write_bytes(content)
+        assert_refused(path, ".")
+
+
+def assert_refused(path, says):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=says) as caught:
+        GaussianFieldPrior.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
+    message = str(caught.value)
+    assert message.startswith(f"{path} is not a prior that can be used: ")
+    assert "\n" not in message
