@@ -64,8 +64,8 @@ class EfficientPDA(PerturbationPDA):
             target: the output to explain, as in `Captum
                 <https://captum.ai/api/occlusion.html>`_: an int, a tuple for outputs of more
                 than two dimensions, or one of those for each example in a list or tensor.
-            additional_forward_args: further arguments of the model; tensors with N rows go with
-                their example.
+            additional_forward_args: further arguments of the model. Tensors with N rows go with
+                their example, if that is how the model takes them; all else is given to it whole.
             sliding_window_shapes: windows of one size: an int, a spatial tuple, or Captum's full
                 tuple with channels.
             strides: the step between windows, one for all sizes or one for each. Default: a

@@ -203,6 +203,13 @@ def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
     torch.testing.assert_close(found, explain(net, images))
 
 
+def test_that_is_not_blamed_on_an_argument(net):
+    images, offset = make_images(3, 3, 9, 11), torch.rand(3, 4).double()
+    with pytest.warns(UserWarning, match="other examples in its batch"):
+        found = explain(lambda x, y: (net(x) + y) / len(x), images, offset)
+    torch.testing.assert_close(found, explain(lambda x, y: net(x) + y, images, offset))
+
+
 def test_a_model_that_takes_one_example_only_gets_one_at_a_time(net):
     image = make_images(1, 3, 9, 11)
 
