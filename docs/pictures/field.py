@@ -1,4 +1,4 @@
-"""Draws field.jpg, what the default prior expects in a region: ``python docs/pictures/field.py``."""
+"""Draws field.jpg, what the default prior expects in a region: python docs/pictures/field.py"""
 
 from pathlib import Path
 
