@@ -125,11 +125,6 @@ def cut_regions(
     ]
 
 
-def _bits(region: StrongRegion) -> float:
-    """What a region says, with the sign of the map: the value of the map inside it."""
-    return region.value
-
-
 def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np.uint8]:
     """The region's box, with what does not belong to the region in pale grey."""
     (top, left), (height, width) = region.corner, region.shape

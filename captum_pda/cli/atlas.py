@@ -90,7 +90,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--output", type=Path, required=True, metavar="FOLDER", help="a folder for the results"
     )
     add_overwrite(output)
-    parser.set_defaults(classes=None, contrast=None, html=True, target_option="--class")
+    parser.set_defaults(classes=None, contrast=None, html=True, test=False, target_option="--class")
     return parser
 
 

@@ -131,7 +131,8 @@ class LayerCall:
             layout.put(maps, item) if number == place else _repeated(item, len(maps))
             for number, item in enumerate(values)
         ]
-        return values._make(items) if hasattr(values, "_make") else type(values)(items)
+        # A named tuple takes its items one by one.
+        return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
     def _cheapest_way(self) -> str:
         """The first of WAYS in which the model gives the outputs of three copies run as a whole."""

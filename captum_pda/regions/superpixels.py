@@ -8,7 +8,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from skimage.segmentation import slic
 from torch import Tensor
 
 from captum_pda.regions.masks import FeatureMaskRegions
@@ -67,6 +66,9 @@ class Superpixels(FeatureMaskRegions):
 
 def _slic(image: Tensor, granularity: int) -> Tensor:
     """The superpixels of an image (C, *space), (*space)."""
+    # Slow to import, and not needed by windows.
+    from skimage.segmentation import slic
+
     values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
     space = tuple(range(1, values.ndim))
     low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))

@@ -10,9 +10,9 @@ from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.atlas import (
+    cut_regions,
     make_atlas,
     read_regions,
-    strongest_regions,
     visualize_atlas,
     write_atlas,
     write_regions,
@@ -53,7 +53,7 @@ def find_regions(model: nn.Module | None) -> list:
     regions = []
     for number in range(N_PHOTOS):
         evidence = pda.evidence(make_photo(number), sliding_window_shapes=8, strides=8)
-        found = strongest_regions(evidence, 0, f"photo {number}", model, mean=0.0, std=1.0)
+        found = cut_regions(evidence, 0, f"photo {number}", model, mean=0.0, std=1.0)
         regions += [replace(region, link=f"./{number}.html") for region in found]
     return regions
 

@@ -58,11 +58,11 @@ def test_every_window_is_run_once_in_the_batches_of_one_process(
     def batches(rank: int, count: int) -> list[tuple[int, ...]]:
         found = []
         ranks = FakeRanks(rank, count)
-        for chunk in rank_chunks(grid, sizes, ranks):
-            windows = chunk.windows(grid, 0)
+        for chunk in rank_chunks(grid, 0, sizes, ranks):
+            windows = chunk.windows
             assert len(windows) <= per_chunk
             for block in chunk.blocks:
-                numbers = [chunk.first + window for window in block]
+                numbers = chunk.members[block.start : block.stop].tolist()
                 assert numbers[0] == windows[block.start : block.stop].first
                 found += [
                     tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)

@@ -237,12 +237,14 @@ def test_passes_that_differ_by_the_size_of_the_effects_are_said() -> None:
 
     pda = EfficientPDA(forward, ConstantPrior(0.0), output="raw", engine="incremental")
     generator, size = torch.Generator().manual_seed(0), 0.1
-    with pytest.warns(UserWarning, match="two dense passes of the same window differ by"):
+    random = pytest.warns(UserWarning, match="answers the same input differently")
+    with random, pytest.warns(UserWarning, match="two dense passes of the same window differ by"):
         pda.attribute(IMAGE, **CALL)
     assert pda.engine_report.engine == "incremental"
     assert pda.engine_report.audit.rounding > 0.25
     size = 1e-4
-    pda.attribute(IMAGE, **CALL)
+    with pytest.warns(UserWarning, match="answers the same input differently"):
+        pda.attribute(IMAGE, **CALL)
     assert 1e-3 < pda.engine_report.audit.rounding < 0.25
 
 
@@ -285,7 +287,8 @@ def compared_corners(image: Tensor, call: dict[str, Any] = MANY) -> list[tuple[i
 
     pda = EfficientPDA(forward, ConstantPrior(99.0), engine="incremental")
     pda.attribute(image, **call)
-    changed = [(row == 99.0).nonzero() for row in rows[1:]]  # after the image as it is
+    # The image as it is comes first, more than once.
+    changed = [(row == 99.0).nonzero() for row in rows if (row == 99.0).any()]
     assert pda.engine_report.audit.n_windows == len(changed)
     return [tuple(places.amin(dim=0)[1:].tolist()) for places in changed]
 
@@ -410,9 +413,10 @@ def test_what_is_not_finite_in_both_agrees(dense: float, incremental: float, agr
     def forward(x: Tensor) -> Tensor:
         outputs = model(x)
         is_dense = type(x) is Tensor
-        if is_dense and torch.equal(x, IMAGE):
-            return outputs[:, :2]
         second = torch.full((len(x), 1), dense if is_dense else incremental)
+        if is_dense:
+            unchanged = (x == IMAGE).flatten(1).all(dim=1, keepdim=True)
+            second = torch.where(unchanged, outputs[:, 1:2], second)
         return torch.cat([outputs[:, :1], second], dim=1)
 
     pda = EfficientPDA(forward, ConstantPrior(0.0), "raw", engine="incremental")
