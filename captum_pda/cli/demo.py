@@ -31,7 +31,7 @@ from captum_pda.visualization.drawing import draw_map, draw_picture, finish
 from captum_pda.visualization.regions import draw_outlines
 
 #: Photos of scikit-image, by the names of its functions.
-PHOTOS = ("coffee", "rocket")
+PHOTOS = ("coffee", "camera")
 #: The window and stride of Captum's Occlusion, as its users would choose them for 224 pixels.
 OCCLUSION_WINDOW, OCCLUSION_STRIDE = 64, 32
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     regions: dict[str, Any] = {"superpixels": 25} if options.quick else {"effort": "quick"}
     explained = []
     for name in PHOTOS[:1] if options.quick else PHOTOS:
-        image = classifier.preprocessing(Image.fromarray(getattr(photos, name)()))
+        image = classifier.preprocessing(Image.fromarray(getattr(photos, name)()).convert("RGB"))
         evidence = pda.evidence(image, show_progress=not options.quiet, **regions)
         explained.append((evidence, explain(evidence, classifier)))
         if not options.quiet:

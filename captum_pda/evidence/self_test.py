@@ -23,6 +23,8 @@ SHARES = (
     0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3,
     0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
 )  # fmt: skip
+#: In larger images, means given all other pixels would take longer than the map itself.
+MAX_CONDITIONED_PIXELS = 2**18
 #: A map that separates the two curves by less than this share of the prediction fails.
 LEAST_GAIN = 0.1
 #: The summary takes the smallest share of pixels that reaches this share of the largest effect.
@@ -144,9 +146,11 @@ def self_test(
 
 def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
     """Copies of an image (C, *space) with pixels hidden (K, *space), at what the prior expects
-    there; where nothing is seen, at what it has for that."""
+    there; where nothing is seen, and in large images, at what it has where nothing is seen."""
     space = tuple(image.shape[1:])
     some = ~masks.flatten(1).all(dim=1)
+    if math.prod(space) > MAX_CONDITIONED_PIXELS:
+        some = torch.zeros_like(some)
     corners = np.zeros((int(some.sum()), len(space)), dtype=np.int64)
     regions = PlacedWindows(space, space, corners, masks[some])
     copies = EmptyContext(prior).nothing_seen(image).expand(len(masks), *image.shape).clone()

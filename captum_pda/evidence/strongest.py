@@ -137,7 +137,7 @@ def strongest_regions(
     parts = of_input or list(evidence.parts)
     space = values.shape
     parts = [part for part in parts if part.regions.space == space] or parts
-    regions = listed_regions([part.regions for part in parts], math.prod(space))
+    regions = listed_regions([part.regions for part in parts], example)
     own = [part for part in parts if part.regions == regions]
     others = _standardised_maps(parts, quantity, example, space)
     speak_for, speak_against = (
@@ -171,7 +171,7 @@ def regions_of_map(
             StrongRegion(pixels, value, math.nan, None, None, None, False, measure)
             for _, pixels, value in kind
         ]
-        for kind in _strongest_in(plain, listed_regions(kinds, plain.size), 0, n)
+        for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
     )
     return speak_for, speak_against
 
@@ -198,17 +198,19 @@ def _strongest_in(
     return chosen[0], chosen[1]
 
 
-def listed_regions(kinds: Sequence[Regions], n_pixels: int) -> Regions:
+def listed_regions(kinds: Sequence[Regions], example: int = 0) -> Regions:
     """Of several sizes of regions, the one whose regions are nearest to a 25th of the input."""
 
     def distance(regions: Regions) -> float:
-        areas = [
-            math.prod(windows.window)
+        groups = [windows for windows in regions.boxes(example) if len(windows)]
+        total = sum(
+            len(windows) * math.prod(windows.window)
             if windows.hidden is None
-            else float(windows.hidden.sum()) / len(windows)
-            for windows in regions.boxes(0)
-        ]
-        return abs(math.log(float(np.mean(areas)) / n_pixels / REGION_SHARE))
+            else int(windows.hidden.sum())
+            for windows in groups
+        )
+        share = total / sum(map(len, groups)) / math.prod(regions.space)
+        return abs(math.log(share / REGION_SHARE))
 
     return min(dict.fromkeys(kinds), key=distance)
 

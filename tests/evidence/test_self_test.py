@@ -1,0 +1,97 @@
+"""A map is tested on its own input: without the strongest pixels, and with only them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import make_classifier, make_images
+from torch import nn
+
+from captum_pda import PDA, ConstantPrior, EfficientPDA
+from captum_pda.evidence.self_test import SHARES, hidden_copies
+
+
+class OnePatch(nn.Module):
+    """Looks at the mean of one patch, and counts the examples that it saw."""
+
+    rows = 0
+
+    def forward(self, x):
+        self.rows += len(x)
+        score = 40 * x[:, :, 4:8, 4:8].mean(dim=(1, 2, 3))
+        return torch.stack([score, torch.zeros_like(score)], dim=1)
+
+
+def patch_evidence(sign=1.0):
+    image = torch.zeros(1, 1, 16, 16)
+    image[:, :, 4:8, 4:8] = 0.2
+    model = OnePatch()
+    mask = (torch.arange(16)[:, None] // 4 * 4 + torch.arange(16) // 4)[None, None]
+    pda = EfficientPDA(model, ConstantPrior(0.0))
+    evidence = pda.evidence(image, feature_mask=mask)
+    if sign < 0:
+        (part,) = evidence.parts
+        turned = replace(part, scores=2 * part.reference[:, None] - part.scores)
+        evidence = replace(evidence, parts=(turned,))
+    return model, evidence
+
+
+def test_a_map_that_explains_the_answer_passes():
+    model, evidence = patch_evidence()
+    before = model.rows
+    test = evidence.self_test(0)
+    assert model.rows - before == 2 * len(SHARES) + 1
+    assert test.passed
+    assert test.share <= 0.1
+    hidden, shown = test.at(0.1)
+    assert hidden == pytest.approx(0.5)
+    assert shown == pytest.approx(test.prediction)
+    assert str(test).startswith("without the strongest ")
+    assert test.gain > 0.3
+
+
+def test_a_map_that_does_not_says_so():
+    _, evidence = patch_evidence(sign=-1.0)
+    test = evidence.self_test(0)
+    assert not test.passed
+    assert "does not explain the answer" in str(test)
+
+
+def test_the_curves_are_those_of_copies_made_by_hand():
+    image, model = make_images(1, 3, 16, 16), make_classifier()
+    evidence = PDA(model).evidence(image)
+    test = evidence.self_test(2)
+    values = evidence.attribution(2)[0, 0].flatten()
+    order = values.argsort(descending=True, stable=True)
+    for share in (0.1, 0.5):
+        count = round(share * 256)
+        masks = torch.ones(2, 256, dtype=torch.bool)
+        masks[0, order[count:]] = False
+        masks[1, order[:count]] = False
+        copies = hidden_copies(image[0], masks.reshape(2, 16, 16), None)
+        expected = model(copies).softmax(dim=1)[:, 2]
+        assert test.at(share) == pytest.approx(tuple(expected.tolist()))
+    assert test.prediction == pytest.approx(float(evidence.probabilities[0, 2]))
+    assert float(test.shown[-1]) == pytest.approx(test.prediction)
+
+
+def test_the_total_is_everything_less_nothing():
+    image, model = make_images(1, 3, 12, 12), make_classifier()
+    evidence = PDA(model, prior=ConstantPrior(0.0)).evidence(image)
+    outputs = model(torch.cat([image, torch.zeros_like(image)])).detach()
+    both = outputs.softmax(dim=1)[:, 1]
+    odds = torch.log2(both / (1 - both))
+    assert float(evidence.total(1)[0]) == pytest.approx(float(odds[0] - odds[1]))
+
+
+def test_several_examples_raw_outputs_and_no_model():
+    images, model = make_images(2, 3, 12, 12), make_classifier()
+    evidence = EfficientPDA(model, output="raw").evidence(images, sliding_window_shapes=4)
+    with pytest.raises(ValueError, match="example=0"):
+        evidence.self_test(1)
+    test = evidence.self_test(1, example=1)
+    assert test.prediction == pytest.approx(float(model(images)[1, 1]))
+    with pytest.raises(ValueError, match="no model to ask"):
+        replace(evidence, ask=None).self_test(1, example=0)

@@ -1,0 +1,107 @@
+"""The regions that are listed are those of the map, in their own shape, with an answer each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_classifier, make_convolutional, make_images
+
+from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, strongest_regions
+from captum_pda.evidence.strongest import regions_of_map
+
+
+def checked(evidence, target, **options):
+    """The lists, after what holds for every list was checked."""
+    kinds = strongest_regions(evidence, target, **options)
+    values = evidence.attribution(target)[0, 0].double().numpy()
+    taken = np.zeros(values.shape, dtype=int)
+    for sign, regions in zip((1, -1), kinds, strict=True):
+        means = [sign * values[region.pixels].mean() for region in regions]
+        assert all(mean > 0 for mean in means)
+        assert means == sorted(means, reverse=True)
+        for region, mean in zip(regions, means, strict=True):
+            assert region.value == pytest.approx(sign * mean, rel=1e-5)
+            taken += region.pixels
+    assert taken.max(initial=0) <= 1
+    return kinds
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "regions",
+    [
+        {"superpixels": (4, 9)},
+        {"scales": (5, 9)},
+        {"feature_mask": (torch.arange(20)[:, None] // 5 * 5 + torch.arange(24) // 5)[None, None]},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_the_map_decides(seed, regions):
+    image = make_images(1, 3, 20, 24, seed=seed)
+    evidence = PDA(make_classifier(seed=seed), engine="dense").evidence(image, **regions)
+    checked(evidence, 1, n=4)
+
+
+def test_patches_of_a_mask_are_listed_one_by_one_in_their_own_shape():
+    """Boxes of one shape for several regions once made patches of 16 overlap."""
+    mask = (torch.arange(64)[:, None] // 16 * 4 + torch.arange(64) // 16)[None, None]
+    image = make_images(1, 3, 64, 64)
+    evidence = EfficientPDA(make_classifier()).evidence(image, feature_mask=mask)
+    for_it, against_it = checked(evidence, 2, n=16)
+    listed = [*for_it, *against_it]
+    weak = 0.02 * max(abs(region.value) for region in listed)
+    values = evidence.window_values(2)[0]
+    assert len(listed) == int((values.abs() > weak).sum())
+    assert {region.shape for region in listed} == {(16, 16)}
+
+
+def test_each_question_has_its_own_answer():
+    image = make_images(1, 3, 12, 12)
+    mask = (torch.arange(12)[:, None] // 4 * 3 + torch.arange(12) // 4)[None, None]
+    evidence = EfficientPDA(make_classifier()).evidence(image, feature_mask=mask, context="both")
+    full, empty = (evidence.in_context(context) for context in ("full", "empty"))
+    assert full.parts[0].regions is empty.parts[0].regions
+    region = next(region for kind in checked(evidence, 0, n=9) for region in kind)
+    number = int(mask[0, 0][torch.from_numpy(region.pixels)][0])
+    assert region.lost == pytest.approx(float(full.window_values(0)[0, number]))
+    assert region.alone == pytest.approx(float(empty.window_values(0)[0, number]))
+    assert region.unseen == pytest.approx(float(full.predictions_without(0)[0, number]))
+    assert region.seen == pytest.approx(float(evidence.probabilities[0, 0]))
+    assert str(region).startswith("without it: ")
+    assert "by itself: " in str(region)
+
+
+def test_places_of_a_feature_map_are_the_pixels_that_they_cover():
+    image = make_images(1, 3, 24, 24).float()
+    evidence = PDA(make_convolutional()).evidence(image)
+    for kind in strongest_regions(evidence.at_depth(evidence.parts[-1].depth), 1):
+        for region in kind:
+            assert region.pixels.shape == (24, 24)
+
+
+def test_one_example_of_several_must_be_named():
+    images = make_images(2, 3, 12, 12)
+    evidence = EfficientPDA(make_classifier()).evidence(images, sliding_window_shapes=4)
+    with pytest.raises(ValueError, match="example=0"):
+        strongest_regions(evidence, 0)
+    alone = EfficientPDA(make_classifier()).evidence(images[1:], sliding_window_shapes=4)
+    second, same = strongest_regions(evidence, 0, example=1), strongest_regions(alone, 0)
+    assert [r.corner for r in second[0]] == [r.corner for r in same[0]]
+
+
+def test_regions_of_a_map_without_evidence():
+    image = make_images(1, 3, 12, 12)
+    part = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4).parts[0]
+    values = torch.zeros(12, 12)
+    values[:4, :4] = 2.0
+    speak_for, speak_against = regions_of_map(values, [part.regions], part.reading.measure)
+    assert speak_for[0].corner == (0, 0)
+    assert "on the map" in str(speak_for[0])
+    assert not speak_against
+
+
+def test_a_layer_has_a_list_too():
+    image = make_images(1, 3, 12, 12).float()
+    evidence = LayerPDA(make_convolutional(), prior=ConstantPrior(0.0)).evidence(image)
+    assert strongest_regions(evidence, 1)
