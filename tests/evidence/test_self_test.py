@@ -92,6 +92,6 @@ def test_several_examples_raw_outputs_and_no_model():
     with pytest.raises(ValueError, match="example=0"):
         evidence.self_test(1)
     test = evidence.self_test(1, example=1)
-    assert test.prediction == pytest.approx(float(model(images)[1, 1]))
+    assert test.prediction == pytest.approx(float(model(images).detach()[1, 1]))
     with pytest.raises(ValueError, match="no model to ask"):
         replace(evidence, ask=None).self_test(1, example=0)
