@@ -127,7 +127,7 @@ def _draw_row(
     share = evidence.measure.in_words(float(evidence.probabilities[0, target]))
     draw_picture(panels[0], shown)
     draw_outlines(panels[0], answer.speak_for, answer.speak_against)
-    finish(panels[0], f"{answer.name.split(',')[0]}, {share}: regions that say most")
+    finish(panels[0], f"{answer.name.split(',')[0]}, {share}: strongest regions")
     values = evidence_map(answer.bits)
     draw_map(panels[1], values, evidence_scale(values), shown)
     finish(panels[1], "PDA: red for, blue against, in bits")
