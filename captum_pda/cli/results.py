@@ -42,6 +42,10 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
+#: Letters of a smaller size that fit above the map of an explanation.
+METHOD_WIDTH = 60
+#: Regions that all say less than this, in bits, are no finding.
+LEAST_BITS = 0.01
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -132,11 +136,13 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         name = answer.name.replace(" rather than ", "\nrather than ")
         chances = " : ".join(explanation.measure.in_words(share) for share in shares)
         lines = [*name.splitlines(), chances]
+        if explanation.evidence is None or len(explanation.answers) > 1:
+            lines.append(explanation.method)
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
     if evidence is not None and not others:
         target, rather_than = (*first.classes, None)[:2]
-        figure, _ = visualize_explanation(
+        figure, axes = visualize_explanation(
             evidence,
             target,
             rather_than,
@@ -147,6 +153,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             std=std,
             use_pyplot=False,
         )
+        words = textwrap.fill(explanation.method, METHOD_WIDTH)
+        axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
         return figure
     n_panels = len(titles) + 1
     n_rows = math.ceil(n_panels / MAX_COLUMNS)
@@ -256,10 +264,18 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
         yield f"  {answer.test}"
     lines = regions_in_words(answer.speak_for, answer.speak_against)
     regions = [*answer.speak_for, *answer.speak_against]
+    least = LEAST_BITS if measure.needs_probabilities else 0.0
+    if not any(_says(region) > least for region in regions):
+        yield "  no region says anything" + (f", to within {least} {measure.unit}" if least else "")
+        return
     for line, region in zip(lines, regions, strict=True):
         yield f"  {line} ({place(region)})"
-    if not lines:
-        yield "  no region says anything"
+
+
+def _says(region: StrongRegion) -> float:
+    """The largest answer to a question about a region, without its sign."""
+    answers = (region.value, region.lost, region.alone)
+    return max(abs(answer) for answer in answers if answer is not None)
 
 
 def place(region: StrongRegion) -> str:

@@ -109,16 +109,22 @@ class WindowGrid:
         start, stop, step = windows.indices(len(self))
         if step != 1:
             raise ValueError(f"a WindowGrid is sliced in steps of 1, got a step of {step}")
-        return replace(self, selected=self._numbers[start:stop])
+        return self._of(self._numbers[start:stop])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
         """The grid of some of these windows, in this order."""
-        return replace(self, selected=tuple(self._numbers[window] for window in windows))
+        return self._of(tuple(self._numbers[window] for window in windows))
 
     @property
     def whole(self) -> WindowGrid:
         """The grid that these windows were taken from."""
-        return self if self.selected is None else replace(self, selected=None)
+        return self if self.selected is None else self._of(None)
+
+    def _of(self, selected: range | tuple[int, ...] | None) -> WindowGrid:
+        """Other windows of the same grid, which share where windows start."""
+        other = replace(self, selected=selected)
+        vars(other)["starts"] = self.starts
+        return other
 
     @property
     def _numbers(self) -> range | tuple[int, ...]:

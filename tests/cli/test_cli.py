@@ -64,8 +64,14 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
     assert (settings["sizes"], settings["stride"], settings["method"]) == ([8], 8, "efficient")
     said = capsys.readouterr()
     assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
-    assert f"What speaks for {LABELS[top]}:" in said.out
-    assert f"What speaks against {LABELS[top]}:" in said.out
+    assert f"\nWhy {LABELS[top]} ({probabilities[top]:.1%})?\n" in said.out
+    listed = [line for line in said.out.splitlines() if " bits) (" in line]
+    assert [line.partition(":")[0] for line in listed] == [
+        f"  {number} ({kind}) without it" for kind in ("for", "against") for number in (1, 2, 3)
+    ]
+    # What is said of the strongest region is what the library found there.
+    first = float(bits.max())
+    assert f" -> {1 / (1 + (1 / float(probabilities[top]) - 1) * 2**first):.1%} (" in listed[0]
     assert "Written: cat.png_evidence.png, cat.png_evidence.npz" in said.out
     assert "Efficient PDA: 16 passes" in said.err
     assert "100%" in said.err

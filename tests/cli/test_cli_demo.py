@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from captum_pda.cli.explainer import Answer
+from captum_pda.cli.explainer import Answer, Explanation
 from captum_pda.cli.main import main
-from captum_pda.cli.results import answer_lines, place, top_classes, window_words
-from captum_pda.evidence.strongest import StrongWindow
+from captum_pda.cli.results import answer_lines, place, top_classes
+from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.prediction.measures import RawDifference, WeightOfEvidence
 
 BITS = WeightOfEvidence()
@@ -33,11 +37,12 @@ def test_demo(
     )
     assert main(["demo", "--quick", "--output", str(tmp_path / "demo.png")]) == 0
     said = capsys.readouterr()
-    assert "PDA: 99 passes" in said.err
+    assert re.search(r"PDA: \d+ passes", said.err)
     assert "100%" in said.err
-    assert "What speaks for" in said.out
-    assert "What speaks against" in said.out
-    assert said.out.count(" bits  the ") >= 2
+    assert re.search(r"\nWhy espresso.* \(\d+\.\d%\)\? In all \+.* bits over an input", said.out)
+    assert "the strongest " in said.out
+    assert said.out.count(" (for) without it: ") >= 1
+    assert said.out.count("; by itself: ") >= 1
     with Image.open(tmp_path / "demo.png") as picture:
         assert picture.width > 1000
         # Red, blue and plenty of white: something was drawn.
@@ -48,48 +53,63 @@ def test_demo(
 def check_words(figure: Figure) -> None:
     """What is written lies within the picture, and nothing over anything else."""
     FigureCanvasAgg(figure).draw()
-    written = [axes.title for axes in figure.axes] + [axes.xaxis.label for axes in figure.axes]
+    written = [axes.title for axes in figure.axes]
+    written += [text for axes in figure.axes for text in axes.texts if len(text.get_text()) > 2]
     boxes = [text.get_window_extent() for text in written if text.get_text()]
-    assert len(boxes) == 5 + 5 + 4
+    # Four columns, and below them the test of the map.
+    assert len(boxes) == 4 + 1
     for number, box in enumerate(boxes):
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
         assert not any(box.overlaps(other) for other in boxes[:number])
 
 
+def make_region(corner: tuple[int, int], value: float = 1.0) -> StrongRegion:
+    """A square of ten pixels, that is asked about in both contexts."""
+    pixels = np.zeros((100, 100), dtype=np.bool_)
+    pixels[corner[0] : corner[0] + 10, corner[1] : corner[1] + 10] = True
+    return StrongRegion(pixels, value, 0.5, 0.2, 2.0, -0.25, False, BITS)
+
+
 @pytest.mark.parametrize(
     ("corner", "words"),
     [
-        ((0, 0), "the upper left"),
-        ((0, 45), "the upper middle"),
-        ((90, 90), "the lower right"),
-        ((45, 0), "the middle left"),
-        ((45, 45), "the centre"),
-        ((90, 45), "the lower middle"),
+        ((0, 0), "upper left, rows 0-9, columns 0-9"),
+        ((0, 45), "upper middle, rows 0-9, columns 45-54"),
+        ((90, 90), "lower right, rows 90-99, columns 90-99"),
+        ((45, 0), "middle left, rows 45-54, columns 0-9"),
+        ((45, 45), "centre, rows 45-54, columns 45-54"),
+        ((90, 45), "lower middle, rows 90-99, columns 45-54"),
     ],
 )
 def test_places(corner: tuple[int, int], words: str) -> None:
-    assert place(StrongWindow(corner, (10, 10), 1.0), (100, 100)) == words
+    assert place(make_region(corner)) == words
 
 
-def test_bits_in_words() -> None:
-    window = StrongWindow((0, 90), (10, 10), 2.0)
-    assert window_words(window, (100, 100), BITS) == (
-        "+2.00 bits  the upper right (rows 0-9, columns 90-99): seeing it makes the odds 4 times "
-        "higher"
-    )
-    against = StrongWindow((0, 90), (10, 10), -1.0)
-    assert window_words(against, (100, 100), BITS).endswith(
-        "-99): seeing it makes the odds 2 times lower"
-    )
+def lines_of(*answer: Any) -> list[str]:
+    whole = Answer("cat", (1,), torch.zeros(100, 100), *answer)
+    predictions = torch.tensor([0.5, 0.5])
+    image = torch.zeros(1, 3, 100, 100)
+    return list(answer_lines(whole, Explanation(image, predictions, [whole], "PDA", BITS)))
 
 
 def test_an_answer_in_words() -> None:
-    window = StrongWindow((0, 0), (10, 10), 1.0)
-    answer = Answer("cat", (3,), torch.zeros(100, 100), [window], [])
-    lines = list(answer_lines(answer, (100, 100), BITS))
-    assert lines[0] == "What speaks for cat:"
-    assert lines[2:] == ["What speaks against cat:", "  nothing, to within 0.01 bits"]
+    against = make_region((90, 90), -1.0)
+    answers = "without it: 50.0% -> 20.0% (-2.0 bits); by itself: -0.25 bits over nothing"
+    assert lines_of([make_region((0, 0))], [against], None, 3.0) == [
+        "Why cat (50.0%)? In all +3.0 bits over an input with nothing seen.",
+        f"  1 (for) {answers} (upper left, rows 0-9, columns 0-9)",
+        f"  1 (against) {answers} (lower right, rows 90-99, columns 90-99)",
+    ]
+
+
+def test_no_answer_in_words() -> None:
+    nothing = "  no region says anything, to within 0.01 bits"
+    assert lines_of([], []) == ["Why cat (50.0%)?", nothing]
+    weak = replace(make_region((0, 0), 0.001), lost=0.002, alone=None)
+    assert lines_of([weak], []) == ["Why cat (50.0%)?", nothing]
+    # What is strong to any of the questions is listed.
+    assert len(lines_of([replace(weak, alone=-0.5)], [])) == 2
 
 
 def test_top_classes_in_words() -> None:

@@ -169,8 +169,13 @@ class TwiceReLU6(nn.Module):
 
 def test_captum_s_maps() -> None:
     torch.manual_seed(0)
-    model, image = TwiceReLU6().eval(), torch.randn(1, 3, 12, 12)
-    maps = captum_maps(model, image, 1)
-    assert list(maps) == ["Saliency", "GradCAM"]
-    assert all(one.shape == (12, 12) and one.any() for one in maps.values())
+    model, image = TwiceReLU6().eval(), torch.randn(1, 3, 96, 96)
+    occlusion, grad_cam = captum_maps(model, image, 1)
+    assert all(one.shape == (96, 96) and one.any() for one in (occlusion, grad_cam))
+    # Only the first window holds the first pixel, and Captum hides it by zeros.
+    hidden = image.clone()
+    hidden[..., :64, :64] = 0
+    with torch.no_grad():
+        lost = (model(image) - model(hidden))[0, 1]
+    assert occlusion[0, 0] / image.shape[1] == pytest.approx(float(lost), rel=1e-3)
     assert last_convolution(model) is model.second

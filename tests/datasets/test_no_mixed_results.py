@@ -21,6 +21,7 @@ from captum_pda import (
     DenseEngine,
     EfficientPDA,
     EmpiricalMeanPrior,
+    GaussianFieldPrior,
     GaussianPatchPrior,
     IncrementalEngine,
     LayerPDA,
@@ -35,6 +36,8 @@ from captum_pda.priors import EmptyContext, MapMeanPrior
 
 N = 3
 IMAGES = make_images(N, 3, 6, 7)
+#: What is said of a model with noise.
+DIFFERENTLY = "answers the same input differently"
 
 
 def explain(
@@ -129,7 +132,8 @@ def test_a_model_with_noise_is_compared_under_the_same_noise(tmp_path):
     def noisy(x: Tensor) -> Tensor:
         return model(x) + 0.1 * torch.randn(len(x), 4, dtype=x.dtype)
 
-    explain(tmp_path, efficient(noisy))
+    with pytest.warns(UserWarning, match=DIFFERENTLY):
+        assert counts(explain(tmp_path, efficient(noisy))) == (N, 0)
     assert counts(explain(tmp_path, efficient(noisy))) == (0, N)
 
 
@@ -150,8 +154,12 @@ def test_a_model_whose_noise_nobody_can_repeat_is_explained_anew(tmp_path):
         calls.append(1)
         return model(x) * (1 + 0.01 * len(calls))
 
-    explain(tmp_path, efficient(drifting))
-    with pytest.warns(UserWarning, match="outputs differ from those stored"):
+    with pytest.warns(UserWarning, match=DIFFERENTLY):
+        assert counts(explain(tmp_path, efficient(drifting))) == (N, 0)
+    with (
+        pytest.warns(UserWarning, match=DIFFERENTLY),
+        pytest.warns(UserWarning, match="outputs differ from those stored"),
+    ):
         assert counts(explain(tmp_path, efficient(drifting))) == (N, 0)
 
 
@@ -330,7 +338,7 @@ def test_results_of_code_that_was_edited_since_are_refused(
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (lambda: efficient(), GaussianPatchPrior),
+        (lambda: efficient(), GaussianFieldPrior),
         (lambda: efficient(), EmptyContext),
         (lambda: efficient(prior=GaussianPatchPrior(5).fit(IMAGES)), GaussianPatchPrior),
         (lambda: efficient(prior=ConstantPrior(0.5)), ConstantPrior),

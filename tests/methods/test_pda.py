@@ -180,4 +180,4 @@ def test_arguments_are_in_the_order_of_the_other_methods():
     own, others = (
         list(inspect.signature(method.attribute).parameters) for method in (PDA, EfficientPDA)
     )
-    assert own == others
+    assert own == [*others, "effort"]

@@ -122,7 +122,11 @@ def test_a_measure_of_your_own_is_one_class(classifier):
         half.evidence(image, sliding_window_shapes=4).window_values(2),
         (seen / 2).exp() - (without / 2).exp(),
     )
-    assert half.measure.settings() == {"name": "power_of_odds", "power": 0.5}
+    settings = half.measure.settings()
+    code = settings.pop("code_sha256")
+    assert settings == {"name": "power_of_odds", "power": 0.5}
+    assert code == PowerOfOdds(2.0).settings()["code_sha256"]
+    assert len(code) == 64
     assert GradientPDA(classifier, measure="power_of_odds").attribute(image, target=2).any()
 
 

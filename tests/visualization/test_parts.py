@@ -28,8 +28,8 @@ def test_every_part_has_a_panel_that_says_what_it_shows(evidence):
     titles = [one.get_title() for one in axes]
     assert titles[:2] == ["the photo", "all together"]
     assert titles[2:6] == [
-        f"{size}\u00d7{size} pixels\n{words}"
-        for words in ("all else seen", "seen by itself")
+        f"windows of {size}x{size}\n{words}"
+        for words in ("without each", "each by itself")
         for size in (4, 8)
     ]
     assert [title.partition(" of ")[0] for title in titles[6:]] == ["features"]

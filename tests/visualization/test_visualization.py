@@ -11,20 +11,23 @@ import torch
 from conftest import make_classifier, make_images
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
 
 from captum_pda import EfficientPDA, GradientPDA
-from captum_pda.evidence.strongest import pick_strongest, strongest_windows
+from captum_pda.evidence.strongest import regions_of_map, strongest_regions
+from captum_pda.prediction.measures import WeightOfEvidence
 from captum_pda.regions.windows import WindowGrid
 from captum_pda.visualization import (
     evidence_scale,
     visualize_evidence,
     visualize_evidence_multiple,
-    visualize_strongest_windows,
+    visualize_strongest_regions,
 )
 from captum_pda.visualization.arrays import picture
+from captum_pda.visualization.drawing import AGAINST, FOR
 
 HIDDEN = {"use_pyplot": False}
 WHITE = (1.0, 1.0, 1.0, 1.0)
@@ -79,9 +82,16 @@ def test_values_are_drawn_as_they_are() -> None:
 def test_red_speaks_for_and_blue_against_and_zero_is_white() -> None:
     _, axes = visualize_evidence(make_map(), **HIDDEN)
     assert colour_of(axes, 0.0) == WHITE
-    red, blue = colour_of(axes, 3.0), colour_of(axes, -3.0)
-    assert red[0] > 0.9 > 0.1 > red[2]
-    assert blue[2] > 0.9 > 0.1 > blue[0]
+    assert (FOR, AGAINST) == ("#b2182b", "#2166ac")
+    assert colour_of(axes, 3.0) == pytest.approx(to_rgba(FOR))
+    assert colour_of(axes, -3.0) == pytest.approx(to_rgba(AGAINST))
+
+
+def test_zero_covers_nothing_of_an_image() -> None:
+    _, axes = visualize_evidence(make_map(), torch.rand(3, 6, 9), alpha_overlay=0.6, **HIDDEN)
+    assert colour_of(axes, 0.0)[3] == 0
+    assert colour_of(axes, 3.0) == pytest.approx(to_rgba(FOR, 0.6))
+    assert colour_of(axes, -3.0) == pytest.approx(to_rgba(AGAINST, 0.6))
 
 
 def test_zero_is_white_on_paper_too() -> None:
@@ -93,8 +103,8 @@ def test_zero_is_white_on_paper_too() -> None:
     visualize_evidence(values, show_colorbar=False, plt_fig_axis=(figure, axes))
     pixels = render(figure)
     np.testing.assert_array_equal(pixels[50, 50, :3], (1, 1, 1))
-    np.testing.assert_array_equal(pixels[2, 50, :3], (1, 0, 0))
-    np.testing.assert_array_equal(pixels[97, 50, :3], (0, 0, 1))
+    np.testing.assert_allclose(pixels[2, 50, :3], to_rgb(FOR), atol=1e-3)
+    np.testing.assert_allclose(pixels[97, 50, :3], to_rgb(AGAINST), atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e-6, 1e6])
@@ -226,8 +236,11 @@ def test_overlay_lies_on_the_grey_image() -> None:
     image = torch.rand(3, 6, 9, generator=torch.Generator().manual_seed(0))
     figure, axes = visualize_evidence(make_map(), image, alpha_overlay=0.3, **HIDDEN)
     below, above = axes.images
-    np.testing.assert_allclose(np.asarray(below.get_array()), image.mean(0).numpy(), rtol=1e-5)
-    assert (below.get_clim(), above.get_alpha()) == ((0, 1), 0.3)
+    # Between dark and light grey.
+    grey = 0.15 + 0.8 * image.mean(0).numpy()
+    np.testing.assert_allclose(np.asarray(below.get_array()), grey, rtol=1e-5)
+    assert below.get_clim() == (0, 1)
+    assert above.cmap(1.0)[3] == pytest.approx(0.3)
     render(figure)
 
 
@@ -363,74 +376,81 @@ def test_scale_of_several_maps() -> None:
     assert evidence_scale(0 * make_map()) == evidence_scale() == 1
 
 
-def test_strongest_windows_do_not_overlap() -> None:
+def test_strongest_regions_do_not_overlap() -> None:
+    values = torch.zeros(8, 8)
+    values[:4, :4], values[:4, 4:], values[4:, 4:] = 5, 3, -7
     grid = WindowGrid((8, 8), (4, 4), (2, 2))
-    values = torch.tensor([5.0, 4, 1, 0, -1, -7, 3, -6, 2])
-    speak_for, against = pick_strongest([((grid,), values)], 3)
-    # 4 at (0, 2) overlaps 5 at (0, 0).
-    assert [(window.corner, window.value) for window in speak_for] == [
-        ((0, 0), 5.0),
-        ((4, 0), 3.0),
-        ((4, 4), 2.0),
-    ]
-    # -6 at (4, 2) overlaps -7 at (2, 4), and so does -1 at (2, 2).
-    assert [(window.corner, window.value) for window in against] == [((2, 4), -7.0)]
+    speak_for, against = regions_of_map(values, [grid], WeightOfEvidence())
+    # Windows at (0, 2) hold 4 on average, and overlap the one of 5.
+    assert [(region.corner, region.value) for region in speak_for] == [((0, 0), 5), ((0, 4), 3)]
+    # -3.5 at (4, 2) overlaps -7 at (4, 4).
+    assert [(region.corner, region.value) for region in against] == [((4, 4), -7)]
 
 
-def test_windows_without_evidence_are_not_listed() -> None:
+def test_regions_without_evidence_are_not_listed() -> None:
+    values = torch.zeros(4, 4)
+    values[2:, :2], values[:2, 2:], values[2:, 2:] = 1.0, float("nan"), float("-inf")
     grid = WindowGrid((4, 4), (2, 2), (2, 2))
-    values = torch.tensor([0.0, float("nan"), 1.0, float("-inf")])
-    speak_for, against = pick_strongest([((grid,), values)], 3)
-    assert [window.corner for window in speak_for] == [(2, 0)]
+    speak_for, against = regions_of_map(values, [grid], WeightOfEvidence())
+    assert [region.corner for region in speak_for] == [(2, 0)]
     assert against == []
 
 
-def test_strongest_windows_are_drawn_where_they_lie() -> None:
+def test_strongest_regions_are_drawn_where_they_lie() -> None:
     image = make_images(1, 3, 24, 30)
     evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=6, strides=3)
-    figure, axes = visualize_strongest_windows(evidence, 2, n=2, title="two", **HIDDEN)
-    kinds = strongest_windows(evidence, 2, 2)
-    listed = [window for windows in kinds for window in windows]
-    frames = [patch for patch in axes[0].patches if isinstance(patch, Rectangle)]
-    assert len(listed) == len(frames) == 4
-    assert len(axes) == 5
-    for window, frame, panel in zip(listed, frames, axes[1:], strict=True):
-        top, left = window.corner
-        assert frame.get_bbox().bounds == (left - 0.5, top - 0.5, 6, 6)
-        red, _, blue, _ = frame.get_edgecolor()
-        assert (red > blue) == (window.value > 0)
-        assert panel.get_title()[3:] == f"{window.value:+.2f} bits"
-        # The close look keeps inside the image and holds the window.
+    figure, axes = visualize_strongest_regions(evidence, 2, n=2, title="two", **HIDDEN)
+    kinds = strongest_regions(evidence, 2, 2)
+    listed = [region for regions in kinds for region in regions]
+    outlines = [one for one in axes[0].collections if isinstance(one, QuadContourSet)]
+    assert [len(regions) for regions in kinds] == [2, 2]
+    assert (len(outlines), len(axes)) == (4, 5)
+    assert axes[0].get_title() == "two"
+    assert [text.get_text() for text in axes[0].texts] == ["1", "2", "1", "2"]
+    for region, outline, panel in zip(listed, outlines, axes[1:], strict=True):
+        (top, left), (height, width) = region.corner, region.shape
+        assert (height, width) == (6, 6)
+        (path,) = outline.get_paths()
+        low, high = path.vertices.min(axis=0), path.vertices.max(axis=0)
+        np.testing.assert_allclose(low, (left - 0.5, top - 0.5))
+        np.testing.assert_allclose(high, (left + 5.5, top + 5.5))
+        colour = to_rgba(FOR if region.value > 0 else AGAINST)
+        assert tuple(outline.get_edgecolor()[0]) == pytest.approx(colour)
+        assert "".join(panel.get_xlabel().split()) == "".join("".join(region.answers()).split())
+        # The close look keeps inside the image and holds the region.
         (x0, x1), (y1, y0) = panel.get_xlim(), panel.get_ylim()
         assert -0.5 <= x0 <= left - 0.5 < left + 5.5 <= x1 <= 29.5
         assert -0.5 <= y0 <= top - 0.5 < top + 5.5 <= y1 <= 23.5
-    values = evidence.window_values(2)
-    assert listed[0].value == pytest.approx(float(values.max()))
-    assert listed[2].value == pytest.approx(float(values.min()))
+    # The map decides about order and sign.
+    map_ = evidence.attribution(2)[0, 0].numpy()
+    for region in listed:
+        assert region.value == pytest.approx(float(map_[region.pixels].mean()))
+    values = [region.value for region in listed]
+    assert values[0] >= values[1] > 0 > values[3] >= values[2]
     render(figure)
 
 
-def test_no_window_speaks() -> None:
+def test_no_region_speaks() -> None:
     """A model that sees nothing leaves panels empty."""
     image = make_images(1, 3, 8, 8)
     evidence = EfficientPDA(lambda x: x.new_zeros(len(x), 2)).evidence(image)
-    figure, axes = visualize_strongest_windows(evidence, 0, **HIDDEN)
+    figure, axes = visualize_strongest_regions(evidence, 0, **HIDDEN)
     assert not any(panel.images for panel in axes[1:])
     render(figure)
 
 
-def test_strongest_windows_refuse() -> None:
+def test_strongest_regions_refuse() -> None:
     model = make_classifier()
     evidence = EfficientPDA(model).evidence(make_images(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="holds 2 examples with 1 input"):
-        visualize_strongest_windows(evidence, 0, **HIDDEN)
+    with pytest.raises(ValueError, match="2 examples"):
+        visualize_strongest_regions(evidence, 0, **HIDDEN)
     evidence = EfficientPDA(model).evidence(make_images(1, 3, 8, 8))
     with pytest.raises(ValueError, match="image is 8 x 9"):
-        visualize_strongest_windows(evidence, 0, torch.zeros(3, 8, 9), **HIDDEN)
+        visualize_strongest_regions(evidence, 0, torch.zeros(3, 8, 9), **HIDDEN)
     with pytest.raises(ValueError, match="has 2 axes for 7 panels"):
-        visualize_strongest_windows(evidence, 0, plt_fig_axis=plt.subplots(1, 2))
+        visualize_strongest_regions(evidence, 0, plt_fig_axis=plt.subplots(1, 2))
     with pytest.raises(ValueError, match="n=0 must be at least 1"):
-        visualize_strongest_windows(evidence, 0, n=0, **HIDDEN)
+        visualize_strongest_regions(evidence, 0, n=0, **HIDDEN)
 
 
 def test_captum_s_visualizer_takes_our_maps_too() -> None:
