@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -138,8 +139,11 @@ def pretended_device(has_double: bool = True) -> Iterator[PretendedDevice]:
         patch.setattr(
             device_sync, "has_double", lambda device: has_double or torch.device(device) != DEVICE
         )
+        # PyTorch remembers which functions a default device holds for: these ones, meanwhile.
+        _device._device_constructors.cache_clear()
         with PretendedDevice(has_double) as device:
             yield device
+    _device._device_constructors.cache_clear()
 
 
 def _with_values(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -418,7 +418,7 @@ class _GroupsInPixels:
         for rank in range(len(groups)):
             first = [n for n in left if groups[n][0].depth == "input"] or left
             first = [n for n in first if groups[n][0].regions.space == space] or first
-            best = listed_regions([groups[n][0].regions for n in first], math.prod(space))
+            best = listed_regions([groups[n][0].regions for n in first], number)
             place = next(n for n in first if groups[n][0].regions is best)
             self.ranks[place] = rank
             left.remove(place)
@@ -532,10 +532,10 @@ def _test_header(
     if not isinstance(test, SelfTest):
         return None
     said = test.measure.in_words
-    curves = [curve.double().cpu().tolist() for curve in (test.hidden, test.shown)]
+    curves = [curve.cpu().double().tolist() for curve in (test.hidden, test.shown)]
     if not all(math.isfinite(value) for curve in curves for value in curve):
         return {"failure": "the map was not tested: the model returned NaN or infinity"}
-    shares = test.shares.double().cpu().tolist()
+    shares = test.shares.cpu().double().tolist()
     return {
         "failure": None,
         "place": classes.first,

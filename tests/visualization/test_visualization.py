@@ -103,8 +103,8 @@ def test_zero_is_white_on_paper_too() -> None:
     visualize_evidence(values, show_colorbar=False, plt_fig_axis=(figure, axes))
     pixels = render(figure)
     np.testing.assert_array_equal(pixels[50, 50, :3], (1, 1, 1))
-    np.testing.assert_allclose(pixels[2, 50, :3], to_rgb(FOR), atol=1e-3)
-    np.testing.assert_allclose(pixels[97, 50, :3], to_rgb(AGAINST), atol=1e-3)
+    np.testing.assert_allclose(pixels[2, 50, :3], to_rgb(FOR), atol=1 / 250)
+    np.testing.assert_allclose(pixels[97, 50, :3], to_rgb(AGAINST), atol=1 / 250)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e-6, 1e6])
