@@ -1,12 +1,13 @@
 """How accurate priors are, whether they leak, and what the default one costs.
 
-python benchmarks/prior.py accuracy --photos FOLDER   # error of fills at 16, 32 and 64 pixels
-python benchmarks/prior.py fitted --mnist FOLDER      # a fitted field against the default one
-python benchmarks/prior.py leak                       # does a fill depend on what it replaces?
-python benchmarks/prior.py share                      # the prior's share of the default maps
+python benchmarks/prior.py accuracy   # error of fills at 16, 32 and 64 pixels
+python benchmarks/prior.py fitted     # a fitted field against the default one
+python benchmarks/prior.py leak       # does a fill depend on what it replaces?
+python benchmarks/prior.py share      # the prior's share of the default maps
 
-Without folders, photos that come with scikit-image are used, and digits of scikit-learn. With
-``--tiny`` each runs in seconds, to see that it runs; its numbers then mean nothing.
+``--photos FOLDER`` and ``--mnist FOLDER`` name your own data; without them, photos that come with
+scikit-image are used, and digits of scikit-learn. With ``--tiny`` each runs in seconds, to see that
+it runs; its numbers then mean nothing.
 """
 
 from __future__ import annotations
