@@ -180,14 +180,14 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
-    Path("mine.py").write_text("import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n")
-    classifier = load_classifier("mine:alone")
+    Path("own_alone.py").write_text("import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n")
+    classifier = load_classifier("own_alone:alone")
     assert classifier.labels == ("class 0", "class 1", "class 2")
     photo = Image.open("cat.png").convert("RGB")
     torch.testing.assert_close(
         classifier.preprocessing(photo), choose_model("resnet18").preprocessing(photo)
     )
-    sys.modules.pop("mine")
+    sys.modules.pop("own_alone")
 
 
 def test_what_is_wrong_with_a_model_of_one_s_own_is_told(
