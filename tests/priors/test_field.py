@@ -186,15 +186,16 @@ elif case == "mask":
     mask = torch.arange(1000)[:, None] // 250 * 4 + (torch.arange(1000) // 7 * 7) // 250
     regions = FeatureMaskRegions(mask[None]).boxes(0)[0]
 else:
-    hidden = torch.rand(1, 1000, 1000) < 0.9
-    regions = PlacedWindows((1000, 1000), (1000, 1000), np.zeros((1, 2), dtype=np.int64), hidden)
+    places = torch.arange(560) - 280  # too large for a sparse factor
+    disk = places[:, None] ** 2 + places**2 < 280**2
+    regions = PlacedWindows((1000, 1000), (560, 560), np.array([[99, 200]]), disk[None])
 prior.conditional_mean(image[:, :60, :60], WindowGrid((60, 60), (9, 9), (9, 9)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fills = prior.conditional_mean(image, regions)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(((after - before) * 1024 - fills.nbytes) / image.nbytes)
 """
-    for case in ("windows", "mask", "most"):
+    for case in ("windows", "mask", "disk"):
         done = subprocess.run(
             [sys.executable, "-c", program, case], check=True, capture_output=True, text=True
         )
