@@ -216,8 +216,8 @@ def test_a_killed_rank_loses_nothing() -> None:
     assert f"{left}/{left}" in err.decode()
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
 
-    engines = json.loads(Path("out/settings.json").read_text())["engine"]
-    assert main(command("alone", "--quiet", *efficient, "--engine", engines["8"])) == 0
+    engine = json.loads(Path("out/settings.json").read_text())["engine"]
+    assert main(command("alone", "--quiet", *efficient, "--engine", engine)) == 0
     found, expected = results(), results("alone")
     assert found.keys() == expected.keys()
     for name, bits in expected.items():

@@ -128,7 +128,7 @@ def test_a_tolerance_stops_at_the_same_samples(pool):
 def explain_few(rank: int | None) -> tuple[Tensor, ...]:
     """Two tensors, one of them with a single batch, so that a rank has none of its windows."""
     torch.manual_seed(0)
-    layer = nn.Linear(3 * 36 + 2 * 16, 3).double()
+    layer = nn.Linear(3 * 36 + 2 * 16, 3).double().eval()
     model = lambda a, b: layer(torch.cat([a.flatten(1), b.flatten(1)], dim=1).tanh())  # noqa: E731
     pda = EfficientPDA(model, engine="dense", process_group=group(rank))
     inputs = make_images(1, 3, 6, 6), make_images(1, 2, 4, 4)
@@ -164,7 +164,7 @@ def fail(rank: int, failing: int, passes: int) -> Exception:
     return pda.evidence(make_images(1, 3, 9, 11).float(), **CALL)
 
 
-@pytest.mark.parametrize("passes", [0, 1, 3], ids=["unperturbed", "first batch", "later"])
+@pytest.mark.parametrize("passes", [0, 2, 4], ids=["unperturbed", "first batch", "later"])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_on_one_rank_ends_both_and_loses_nothing(pool, failing, passes):
     results = pool(fail, failing, passes)
