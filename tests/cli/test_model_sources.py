@@ -180,7 +180,9 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
-    Path("own_alone.py").write_text("import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n")
+    Path("own_alone.py").write_text(
+        "import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n"
+    )
     classifier = load_classifier("own_alone:alone")
     assert classifier.labels == ("class 0", "class 1", "class 2")
     photo = Image.open("cat.png").convert("RGB")
