@@ -35,7 +35,7 @@ SHARE_COMPARED, FEWEST_COMPARED, MOST_COMPARED = 0.01, 2, 5
 TOLERATED = 2e-3
 #: So are differences of this many times the dense engine's own rounding.
 TIMES_ROUNDING = 16.0
-#: The rounding of a dense pass in single precision is at least so many units in the last place.
+#: The rounding of a dense pass in single precision is at least this many units in the last place.
 UNITS_OF_ROUNDING = 2.0
 #: Rounding of this share of the spread and more makes a map hard to read.
 NOISY = 0.25

@@ -67,7 +67,7 @@ class Call(Protocol):
         ...
 
 
-#: Arguments of which at most so many are tried both divided among the examples and whole.
+#: Up to this many arguments are tried both divided among the examples and whole.
 MOST_TRIED = 4
 
 IS_RANDOM = (
