@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,8 @@ def self_test(
 
 def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
     """Copies of an image (C, *space) with pixels hidden (K, *space), at what the prior expects
-    there; where nothing is seen, and in large images, at what it has where nothing is seen."""
+    there; where nothing is seen, in large images, and for a prior that cannot fill such regions
+    (of small patches, or of samples only), at what it has where nothing is seen."""
     space = tuple(image.shape[1:])
     some = ~masks.flatten(1).all(dim=1)
     if math.prod(space) > MAX_CONDITIONED_PIXELS:
@@ -155,6 +157,8 @@ def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
     regions = PlacedWindows(space, space, corners, masks[some])
     copies = EmptyContext(prior).nothing_seen(image).expand(len(masks), *image.shape).clone()
     if len(regions):
-        fills = prior_for(prior, "conditional_mean").conditional_mean(image, regions)
-        copies[some.to(image.device)] = fills.to(image.dtype)
+        # A map is not lost for a prior whose patches are smaller than half of the input.
+        with suppress(TypeError, ValueError):
+            fills = prior_for(prior, "conditional_mean").conditional_mean(image, regions)
+            copies[some.to(image.device)] = fills.to(image.dtype)
     return torch.where(masks.to(image.device).unsqueeze(1), copies, image)

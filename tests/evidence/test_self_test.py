@@ -9,7 +9,7 @@ import torch
 from conftest import make_classifier, make_images
 from torch import nn
 
-from captum_pda import PDA, ConstantPrior, EfficientPDA
+from captum_pda import PDA, ConstantPrior, EfficientPDA, GaussianPatchPrior
 from captum_pda.evidence.self_test import SHARES, hidden_copies
 
 
@@ -95,3 +95,17 @@ def test_several_examples_raw_outputs_and_no_model():
     assert test.prediction == pytest.approx(float(model(images).detach()[1, 1]))
     with pytest.raises(ValueError, match="no model to ask"):
         replace(evidence, ask=None).self_test(1, example=0)
+
+
+def test_a_prior_of_small_patches_is_tested_in_the_blurred_input():
+    """Regions of half an image are beyond its patches, and the map must not be lost for that."""
+    image, model = make_images(1, 3, 20, 20), make_classifier()
+    prior = GaussianPatchPrior(8).fit(image)
+    evidence = EfficientPDA(model, prior).evidence(image, sliding_window_shapes=4, strides=4)
+    test = evidence.self_test(1)
+    masks = torch.zeros(1, 20, 20, dtype=torch.bool)
+    masks[0, :15] = True
+    copies = hidden_copies(image[0], masks, prior)
+    assert torch.equal(copies[0, :, :15], prior.nothing_seen(image[0])[:, :15])
+    assert torch.equal(copies[0, :, 15:], image[0, :, 15:])
+    assert test.prediction == pytest.approx(float(evidence.probabilities[0, 1]))
