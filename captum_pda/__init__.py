@@ -8,13 +8,7 @@ from importlib import import_module
 from types import ModuleType
 
 from captum_pda import diagnostics
-from captum_pda.basics.errors import (
-    BatchDimensionError,
-    CovarianceError,
-    NonFiniteOutputError,
-    NotFittedError,
-)
-from captum_pda.basics.version import __version__
+from captum_pda._version import __version__
 from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
 from captum_pda.datasets.result_folder import ResultFolder, SettingsError
 from captum_pda.distributed.ranks import OtherRankError
@@ -24,6 +18,12 @@ from captum_pda.engines import (
     EngineReport,
     IncrementalEngine,
     IncrementalError,
+)
+from captum_pda.errors import (
+    BatchDimensionError,
+    CovarianceError,
+    NonFiniteOutputError,
+    NotFittedError,
 )
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions

@@ -15,7 +15,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from captum_pda.basics import device_sync
+from captum_pda import device_sync
 
 aten = torch.ops.aten
 #: PyTorch runs the backward pass of this one on the CPU's thread; others need a driver for it.

@@ -9,9 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from captum_pda.atlas.groups import Atlas, RegionGroup
-from captum_pda.basics.files import write_whole
-from captum_pda.basics.plurals import counted
-from captum_pda.prediction.inputs import check_count
+from captum_pda.files import counted, write_whole
+from captum_pda.model.inputs import check_count
 from captum_pda.report.block import Block
 from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import jpeg

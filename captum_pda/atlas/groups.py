@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from captum_pda.atlas.class_regions import ClassRegion
-from captum_pda.basics.plurals import counted
-from captum_pda.prediction.inputs import check_count
+from captum_pda.files import counted
+from captum_pda.model.inputs import check_count
 
 #: How many groups are tried at most, for the class and against it.
 MAX_GROUPS = 10

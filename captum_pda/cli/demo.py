@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
 
-from captum_pda.basics.device_sync import in_double
 from captum_pda.cli.classifier import Classifier
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import PICTURES, check_free, write_figure
@@ -23,6 +22,7 @@ from captum_pda.cli.models import load_classifier
 from captum_pda.cli.options import add_overwrite
 from captum_pda.cli.results import answer_lines, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
+from captum_pda.device_sync import in_double
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA

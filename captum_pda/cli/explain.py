@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from captum_pda.basics.plurals import counted
 from captum_pda.cli.classifier import BLANK, Classifier, Preprocessing
 from captum_pda.cli.explainer import (
     Explanation,
@@ -44,6 +43,7 @@ from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWrite
 from captum_pda.datasets.records import Example
 from captum_pda.distributed.ranks import OtherRankError, Ranks
 from captum_pda.distributed.shared_work import Display
+from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
 
 #: How many failures are printed; all of them are in a folder's summary.

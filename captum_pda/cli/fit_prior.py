@@ -9,12 +9,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from captum_pda.basics.plurals import counted
 from captum_pda.cli.folders import check_free
 from captum_pda.cli.models import choose_model
 from captum_pda.cli.options import add_model_name, add_overwrite, positive
 from captum_pda.cli.photos import find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
 from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
 

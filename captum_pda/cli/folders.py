@@ -17,12 +17,12 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from captum_pda.basics.files import write_whole
-from captum_pda.basics.version import __version__
+from captum_pda._version import __version__
 from captum_pda.cli.photos import find_photos
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.explain_dataset import DatasetSummary
 from captum_pda.datasets.result_folder import MARK, SETTINGS_FILE, json_text, settings_in
+from captum_pda.files import write_whole
 from captum_pda.report.index import index_page
 
 RAW_FORMATS = ("npz", "safetensors", "none")

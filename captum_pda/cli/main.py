@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from captum_pda.basics.version import __version__
+from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
 from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
 

@@ -19,7 +19,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from captum_pda.basics.files import remove_parts
 from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
@@ -34,7 +33,8 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.strongest import StrongRegion
-from captum_pda.prediction.measures import Measure, signed
+from captum_pda.files import remove_parts
+from captum_pda.model.measures import Measure, signed
 from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words

@@ -13,15 +13,15 @@ import captum
 import torch
 from torch import Tensor, nn
 
-from captum_pda.basics.fingerprints import (
+from captum_pda._version import __version__
+from captum_pda.fingerprints import (
     fingerprint,
     opaque_parts,
     own_code,
     weights_fingerprint,
 )
-from captum_pda.basics.version import __version__
-from captum_pda.prediction.evaluation_mode import evaluation_mode
-from captum_pda.prediction.model_call import ModelCall
+from captum_pda.model.evaluation_mode import evaluation_mode
+from captum_pda.model.model_call import ModelCall
 
 #: Rounding may move outputs by this many units in the last place of their largest value, but by no
 #: more than this share of it (which matters in half precision).

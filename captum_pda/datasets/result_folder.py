@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from captum_pda.basics.files import remove_parts, write_whole
 from captum_pda.datasets.records import Record, as_json, changes
+from captum_pda.files import remove_parts, write_whole
 
 SETTINGS_FILE = "settings.json"
 #: The name under which files say with what they were made. Those of this library hold MARK there.

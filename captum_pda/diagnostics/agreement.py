@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.basics.device_sync import in_double
+from captum_pda.device_sync import in_double
 from captum_pda.diagnostics.some_windows import (
     target_or_predicted,
     with_conditional_mean,
@@ -23,7 +23,7 @@ from captum_pda.diagnostics.some_windows import (
 )
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
-from captum_pda.prediction.inputs import check_count
+from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents
 

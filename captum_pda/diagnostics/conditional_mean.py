@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.basics.device_sync import in_double
+from captum_pda.device_sync import in_double
 from captum_pda.diagnostics.some_windows import (
     SomeWindows,
     chosen_windows,
@@ -18,7 +18,7 @@ from captum_pda.diagnostics.some_windows import (
     with_samples,
 )
 from captum_pda.methods.perturbation import PerturbationPDA
-from captum_pda.prediction.inputs import check_count
+from captum_pda.model.inputs import check_count
 from captum_pda.regions.windows import WindowGrid
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.diagnostics.removal import RemovalModel, pixel_ranks, step_counts
-from captum_pda.prediction.inputs import check_count
+from captum_pda.model.inputs import check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)

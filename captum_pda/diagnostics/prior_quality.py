@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.basics import device_sync
 from captum_pda.diagnostics.removal import RemovalModel
 from captum_pda.evidence.self_test import hidden_copies
-from captum_pda.prediction.inputs import check_count, check_images
+from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import prior_for
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions

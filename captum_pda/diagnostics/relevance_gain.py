@@ -17,7 +17,7 @@ from captum_pda.diagnostics.removal import (
     step_counts,
 )
 from captum_pda.diagnostics.removal_fills import RemovalFill, resolve_fills
-from captum_pda.prediction.inputs import check_count
+from captum_pda.model.inputs import check_count
 
 
 @dataclass(frozen=True, eq=False, repr=False)

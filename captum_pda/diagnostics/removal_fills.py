@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
+from captum_pda import device_sync
 from captum_pda.diagnostics.linear_imputation import linear_imputation
 from captum_pda.priors.empty_context import EmptyContext, blurred
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.basics import device_sync
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
-from captum_pda.prediction.inputs import check_count, check_images
+from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from captum_pda.basics import device_sync
-from captum_pda.basics.errors import warn_user
+from captum_pda import device_sync
 from captum_pda.engines.batch_loop import BatchLoop, Rows
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.engine_protocol import Advance, Forward, PreparedEngine, Read
 from captum_pda.engines.incremental.engine import PreparedIncremental
 from captum_pda.engines.incremental.pass_state import channels_last
 from captum_pda.engines.report import Audit
+from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
 #: The share of the copies that is compared, and the fewest and most of an example. Five in each of

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_pda.basics import device_sync
+from captum_pda import device_sync
 from captum_pda.engines.audit import AuditedEngine, audit_of
 from captum_pda.engines.batch_size import BatchSize
 from captum_pda.engines.dense import DenseEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captum_pda.basics.errors import warn_user
+from captum_pda.errors import warn_user
 
 #: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
 #: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from captum_pda.basics.fingerprints import fingerprint, own_code
 from captum_pda.engines.auto import AutoEngine
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.engine_protocol import Engine
 from captum_pda.engines.incremental.engine import IncrementalEngine
-from captum_pda.prediction.inputs import check_choice
+from captum_pda.fingerprints import fingerprint, own_code
+from captum_pda.model.inputs import check_choice
 
 ENGINES = ("auto", "dense", "incremental")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.prediction.measures import Measure
+from captum_pda.model.measures import Measure
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.protocol import PlacedWindows
 

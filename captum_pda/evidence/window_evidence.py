@@ -14,8 +14,8 @@ from captum_pda.evidence.combine import combined, combined_weights
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Quantity, Reading
 from captum_pda.evidence.self_test import SelfTest, self_test
-from captum_pda.prediction.inputs import attribution_dtype
-from captum_pda.prediction.measures import Measure
+from captum_pda.model.inputs import attribution_dtype
+from captum_pda.model.measures import Measure
 
 
 @dataclass(frozen=True, eq=False, repr=False)

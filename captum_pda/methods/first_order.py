@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from captum_pda.execution.contents import Contents
-from captum_pda.execution.rank_chunks import fill_chunks
-from captum_pda.execution.sampling import Sampling
-from captum_pda.prediction.inputs import attribution_dtype
+from captum_pda.model.inputs import attribution_dtype
 from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.running.contents import Contents
+from captum_pda.running.rank_chunks import fill_chunks
+from captum_pda.running.sampling import Sampling
 
 
 @dataclass(frozen=True, eq=False)

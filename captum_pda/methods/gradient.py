@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda._captum import (
     GradientAttribution,
     TargetType,
@@ -17,25 +18,24 @@ from captum_pda._captum import (
     format_output,
     readable_name,
 )
-from captum_pda.basics import device_sync
-from captum_pda.basics.errors import NonFiniteOutputError
+from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence.combine import mean_map
 from captum_pda.evidence.window_evidence import to_attribution
-from captum_pda.execution.contents import Contents, conditional_mean
 from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
-from captum_pda.prediction.evaluation_mode import evaluation_mode
-from captum_pda.prediction.inputs import check_choice, check_inputs
-from captum_pda.prediction.measures import Measure, measure_for
-from captum_pda.prediction.model_call import ModelCall
-from captum_pda.prediction.reader import Reader
-from captum_pda.prediction.readout import OUTPUTS, Readout
+from captum_pda.model.evaluation_mode import evaluation_mode
+from captum_pda.model.inputs import check_choice, check_inputs
+from captum_pda.model.measures import Measure, measure_for
+from captum_pda.model.model_call import ModelCall
+from captum_pda.model.reader import Reader
+from captum_pda.model.readout import OUTPUTS, Readout
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
+from captum_pda.running.contents import Contents, conditional_mean
 
 
 class GradientPDA(GradientAttribution):  # type: ignore[misc]

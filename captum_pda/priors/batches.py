@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from captum_pda.prediction.inputs import check_images
+from captum_pda.model.inputs import check_images
 
 #: A tensor (N, C, *space), an iterable of such tensors or of tuples that start with one (a
 #: DataLoader with labels), or a Dataset.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.fingerprints import fingerprint
 from captum_pda.priors.empty_context import pasted
 from captum_pda.regions.protocol import PlacedWindows, Windows
 

@@ -7,8 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
-from captum_pda.prediction.inputs import check_count
+from captum_pda import device_sync
+from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.patch_prior import PatchPrior
 from captum_pda.priors.per_example import prior_for, prior_settings

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
+from captum_pda import device_sync
 from captum_pda.regions.protocol import PlacedWindows, Windows
 
 Floats = npt.NDArray[np.float64]

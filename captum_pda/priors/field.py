@@ -31,10 +31,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from typing_extensions import Self
 
-from captum_pda.basics import device_sync
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda import device_sync
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.prediction.inputs import check_count
+from captum_pda.fingerprints import fingerprint
+from captum_pda.model.inputs import check_count
 from captum_pda.priors import storage
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.empty_context import blurred, pasted

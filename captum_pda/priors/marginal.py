@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from captum_pda.basics import device_sync
-from captum_pda.basics.errors import NotFittedError
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda import device_sync
+from captum_pda.errors import NotFittedError
+from captum_pda.fingerprints import fingerprint
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.empty_context import pasted
 from captum_pda.regions.protocol import PlacedWindows, Windows

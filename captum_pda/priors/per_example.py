@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from captum_pda.basics.fingerprints import fingerprint, own_code
+from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.field import GaussianFieldPrior
 

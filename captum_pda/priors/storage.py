@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from captum_pda.basics.files import write_whole
+from captum_pda.files import write_whole
 
 FORMAT = "captum_pda prior"
 VERSION = 1

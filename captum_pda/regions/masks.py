@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda.fingerprints import fingerprint
 from captum_pda.regions.protocol import Integers, PlacedWindows
 
 #: Boxes are as long in all directions, and those whose sides differ by less than this factor share

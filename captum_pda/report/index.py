@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
-from captum_pda.basics.files import write_whole
+from captum_pda.files import write_whole
 from captum_pda.report.block import Block, unpack
 from captum_pda.report.page_file import Page, read_block
 from captum_pda.report.pictures import thumbnail

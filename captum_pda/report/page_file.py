@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from captum_pda.basics.version import __version__
+from captum_pda._version import __version__
 
 #: Nothing may be requested, and only what this package wrote may run.
 POLICY = (

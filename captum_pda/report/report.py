@@ -14,10 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.basics.device_sync import in_double
-from captum_pda.basics.files import write_whole
-from captum_pda.basics.fingerprints import fingerprint
 from captum_pda.datasets.records import versions
+from captum_pda.device_sync import in_double
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import (
@@ -27,8 +25,10 @@ from captum_pda.evidence.strongest import (
     strongest_regions,
 )
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.prediction.inputs import check_count
-from captum_pda.prediction.measures import Measure, WeightOfEvidence, signed
+from captum_pda.files import write_whole
+from captum_pda.fingerprints import fingerprint
+from captum_pda.model.inputs import check_count
+from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.report.block import Block
 from captum_pda.report.page_file import Page

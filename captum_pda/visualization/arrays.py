@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from captum_pda.basics.device_sync import in_double
+from captum_pda.device_sync import in_double
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 #: A tensor (C, H, W), (1, C, H, W) or (H, W), or a NumPy array (H, W, C) or (H, W).

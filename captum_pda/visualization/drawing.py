@@ -13,7 +13,7 @@ from matplotlib.colors import Colormap, ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from captum_pda.prediction.measures import Measure, find_measure
+from captum_pda.model.measures import Measure, find_measure
 from captum_pda.visualization.arrays import Floats
 
 #: The colours of what speaks for a class, and against it.

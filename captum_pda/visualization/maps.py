@@ -15,8 +15,8 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.prediction.inputs import check_choice, check_count
-from captum_pda.prediction.measures import Measure
+from captum_pda.model.inputs import check_choice, check_count
+from captum_pda.model.measures import Measure
 from captum_pda.visualization.arrays import (
     Floats,
     Image,

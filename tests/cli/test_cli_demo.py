@@ -18,7 +18,7 @@ from captum_pda.cli.explainer import Answer, Explanation
 from captum_pda.cli.main import main
 from captum_pda.cli.results import answer_lines, place, top_classes
 from captum_pda.evidence.strongest import StrongRegion
-from captum_pda.prediction.measures import RawDifference, WeightOfEvidence
+from captum_pda.model.measures import RawDifference, WeightOfEvidence
 
 BITS = WeightOfEvidence()
 

@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captum_pda.basics.files import remove_parts, write_whole
 from captum_pda.cli.folders import check_folder, is_own
 from captum_pda.cli.main import main
 from captum_pda.cli.photos import read_photo
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import settings_in
+from captum_pda.files import remove_parts, write_whole
 
 TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
 

@@ -25,7 +25,7 @@ from captum_pda import (
     SettingsError,
     explain_dataset,
 )
-from captum_pda.basics.fingerprints import fingerprint, weights_fingerprint
+from captum_pda.fingerprints import fingerprint, weights_fingerprint
 
 N, BROKEN = 7, 3
 

@@ -31,7 +31,7 @@ from captum_pda import (
     SettingsError,
     explain_dataset,
 )
-from captum_pda.prediction.measures import WeightOfEvidence
+from captum_pda.model.measures import WeightOfEvidence
 from captum_pda.priors import EmptyContext, MapMeanPrior
 
 N = 3

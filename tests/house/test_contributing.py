@@ -10,7 +10,7 @@ from conftest import make_classifier, make_images
 import captum_pda
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.engines.incremental.rules import RULES
-from captum_pda.prediction.measures import MEASURES
+from captum_pda.model.measures import MEASURES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()

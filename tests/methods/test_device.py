@@ -23,11 +23,11 @@ from captum_pda import (
     LayerPDA,
     MarginalPrior,
     SampledPDA,
+    device_sync,
     diagnostics,
     strongest_regions,
 )
-from captum_pda.basics import device_sync
-from captum_pda.prediction import model_call
+from captum_pda.model import model_call
 from captum_pda.report import write_report
 from captum_pda.visualization import visualize_evidence
 

@@ -10,9 +10,9 @@ from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import GaussianPatchPrior, LayerPDA
-from captum_pda.prediction.find_layer import NoFeatureMapError, named_layer
-from captum_pda.prediction.layer_call import LayerCall
-from captum_pda.prediction.model_call import ModelCall
+from captum_pda.model.find_layer import NoFeatureMapError, named_layer
+from captum_pda.model.layer_call import LayerCall
+from captum_pda.model.model_call import ModelCall
 
 
 def bits(outputs: Tensor, target: int) -> Tensor:

@@ -18,7 +18,7 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.engines.incremental import winograd
-from captum_pda.execution import loop, rank_chunks
+from captum_pda.running import loop, rank_chunks
 
 ENGINES = ["dense", "incremental"]
 WINDOWS = {"sliding_window_shapes": 3, "strides": 2, "perturbations_per_eval": 4}

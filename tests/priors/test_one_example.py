@@ -104,7 +104,7 @@ def test_a_prior_of_your_own_needs_no_settings(images):
 @pytest.mark.parametrize("prior", [GaussianPatchPrior(5), MarginalPrior()])
 def test_nothing_is_kept_in_double_precision_where_there_is_none(prior, images, monkeypatch):
     """Apple's graphics cards have no double precision: there the CPU takes its place."""
-    monkeypatch.setattr("captum_pda.basics.device_sync.has_double", lambda device: False)
+    monkeypatch.setattr("captum_pda.device_sync.has_double", lambda device: False)
     single = images.float()
     prior.fit(single)
     assert prior.conditional_mean(single[0], GRID).dtype == torch.float32

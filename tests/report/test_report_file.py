@@ -24,7 +24,7 @@ from report_pages import (
 
 from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.prediction.measures import percent, signed
+from captum_pda.model.measures import percent, signed
 from captum_pda.report import ReportOptions, write_report
 from captum_pda.report.block import Block, unpack
 from captum_pda.report.index import read_summary

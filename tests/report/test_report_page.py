@@ -20,7 +20,7 @@ from report_pages import (
 
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.prediction.measures import percent, signed
+from captum_pda.model.measures import percent, signed
 from captum_pda.visualization.drawing import AGAINST, FOR
 
 MINUS = "\u2212"

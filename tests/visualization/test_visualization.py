@@ -18,7 +18,7 @@ from matplotlib.image import AxesImage
 
 from captum_pda import EfficientPDA, GradientPDA
 from captum_pda.evidence.strongest import regions_of_map, strongest_regions
-from captum_pda.prediction.measures import WeightOfEvidence
+from captum_pda.model.measures import WeightOfEvidence
 from captum_pda.regions.windows import WindowGrid
 from captum_pda.visualization import (
     evidence_scale,

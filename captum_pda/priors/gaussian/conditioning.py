@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
-from captum_pda.basics.errors import CovarianceError, warn_user
+from captum_pda import device_sync
+from captum_pda.errors import CovarianceError, warn_user
 from captum_pda.priors.gaussian.moments import Moments
 from captum_pda.regions.protocol import Integers, Windows, block_pixels, row_major_steps
 

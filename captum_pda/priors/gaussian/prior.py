@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from captum_pda.basics import device_sync
-from captum_pda.basics.errors import NotFittedError
-from captum_pda.basics.fingerprints import fingerprint
+from captum_pda import device_sync
 from captum_pda.distributed.ranks import Ranks
-from captum_pda.prediction.inputs import check_choice, check_count
+from captum_pda.errors import NotFittedError
+from captum_pda.fingerprints import fingerprint
+from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.priors import storage
 from captum_pda.priors.batches import Images, batches_of
 from captum_pda.priors.empty_context import blurred, pasted

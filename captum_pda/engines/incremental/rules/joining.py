@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_pda.basics import device_sync
+from captum_pda import device_sync
 from captum_pda.engines.incremental.boxed import Boxed, postpone, read_boxes
 from captum_pda.engines.incremental.no_rule import NoRule
 from captum_pda.engines.incremental.pass_state import PassState

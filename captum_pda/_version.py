@@ -1,0 +1,3 @@
+"""The version, which packaging reads too."""
+
+__version__ = "0.2.0"

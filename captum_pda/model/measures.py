@@ -1,0 +1,223 @@
+"""What a difference of predictions is measured in, and what a prediction is when averaged.
+
+A measure of your own is one class: derive it from ``Measure``, and hand an object of it to a
+method, or its name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from captum_pda.fingerprints import own_code
+from captum_pda.model.inputs import check_choice
+
+LN2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Measure(ABC):
+    """From a score to the quantity whose difference is the evidence.
+
+    A score is the log-odds of an output in nats, which say everything about its probability p; for
+    a measure without ``needs_probabilities`` it is the output as it is. A subclass that has a
+    ``name`` is known by it from then on, ``measure="name"``; what it is configured with are its
+    fields, all with defaults.
+
+    Attributes:
+        name: what the measure is called in ``measure="name"``, in results and in files.
+        label: what a colour bar says, with the unit.
+        unit: what stands after a number: "0.3 bits", "0.3 of probability".
+        needs_probabilities: whether scores are log-odds; otherwise outputs are taken as they are.
+
+    Example::
+
+        >>> class OddsDifference(Measure):
+        ...     name, label, unit = "odds_difference", "difference of odds", "of odds"
+        ...     def value(self, scores): return scores.exp()
+        ...     def slope(self, scores): return scores.exp()
+        >>> EfficientPDA(model, measure="odds_difference")
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    unit: ClassVar[str]
+    needs_probabilities: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "name" in vars(cls):
+            known = MEASURES.setdefault(cls.name, cls)
+            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"a measure named {cls.name!r} exists: {known!r}; choose another")
+            MEASURES[cls.name] = cls  # a notebook cell that is run again
+
+    @abstractmethod
+    def value(self, scores: Tensor) -> Tensor:
+        """The measured quantity; the evidence of a window is its value with the window seen less
+        that without."""
+
+    @abstractmethod
+    def slope(self, scores: Tensor) -> Tensor:
+        """The derivative of ``value``. It may be negative."""
+
+    def error(self, errors: Tensor, scores: Tensor) -> Tensor:
+        """The standard errors of ``value``, from those of the scores, by the delta method."""
+        return errors * self.slope(scores).abs()
+
+    def contrast(self, first: Tensor, second: Tensor) -> Tensor:
+        """What speaks for one output rather than another, from their scores."""
+        return self.value(first) - self.value(second)
+
+    def prediction(self, scores: Tensor) -> Tensor:
+        """The prediction itself: the probability p, or the output as it is."""
+        return torch.sigmoid(scores) if self.needs_probabilities else scores
+
+    def in_words(self, prediction: float) -> str:
+        """A prediction as it is told: a probability in percent, or the output."""
+        return percent(prediction) if self.needs_probabilities else f"{prediction:.4g}"
+
+    def settings(self) -> dict[str, Any]:
+        """What the measured values depend on, as plain values."""
+        return {"name": self.name, **asdict(self), **own_code(self)}
+
+
+#: Every measure by its name.
+MEASURES: dict[str, type[Measure]] = {}
+
+
+class WeightOfEvidence(Measure):
+    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2."""
+
+    name = "weight_of_evidence"
+    label = "weight of evidence (bits)"
+    unit = "bits"
+
+    def value(self, scores: Tensor) -> Tensor:
+        """log2 p / (1 - p)."""
+        return scores / LN2
+
+    def slope(self, scores: Tensor) -> Tensor:
+        """1 / ln 2."""
+        return torch.full_like(scores, 1 / LN2)
+
+    def contrast(self, first: Tensor, second: Tensor) -> Tensor:
+        """log2 p_1 / p_2: the odds of the one against the other, whatever else there is."""
+        return InformationDifference().contrast(first, second)
+
+
+class ProbabilityDifference(Measure):
+    """The probability p itself, as in the paper's Algorithm 3."""
+
+    name = "probability_difference"
+    label = "difference of probability"
+    unit = "of probability"
+
+    def value(self, scores: Tensor) -> Tensor:
+        """The probability p."""
+        return torch.sigmoid(scores)
+
+    def slope(self, scores: Tensor) -> Tensor:
+        """p (1 - p)."""
+        return torch.sigmoid(scores) * torch.sigmoid(-scores)
+
+
+class InformationDifference(Measure):
+    """Bits of probability, log2 p."""
+
+    name = "information_difference"
+    label = "difference of information (bits)"
+    unit = "bits"
+
+    def value(self, scores: Tensor) -> Tensor:
+        """log2 p."""
+        return F.logsigmoid(scores) / LN2
+
+    def slope(self, scores: Tensor) -> Tensor:
+        """(1 - p) / ln 2."""
+        return torch.sigmoid(-scores) / LN2
+
+
+class RawDifference(Measure):
+    """Outputs as they are, for ``output="raw"``: hidden units, regression, similarity."""
+
+    name = "raw"
+    label = "difference of the output"
+    unit = "of the output"
+    needs_probabilities = False
+
+    def value(self, scores: Tensor) -> Tensor:
+        """The output."""
+        return scores
+
+    def slope(self, scores: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(scores)
+
+
+def find_measure(measure: str | Measure) -> Measure:
+    """The measure of a name, or the object as it is."""
+    if isinstance(measure, Measure):
+        return measure
+    if isinstance(measure, type) and issubclass(measure, Measure):
+        raise TypeError(f"measure is the class {measure.__name__}, not an object; add brackets")
+    if not isinstance(measure, str):
+        raise TypeError(f"measure must be a name or a Measure, got {measure!r}")
+    check_choice("measure", measure, MEASURES)
+    return MEASURES[measure]()
+
+
+def measure_for(output: str, measure: str | Measure) -> Measure:
+    """The measure to apply to scores of ``output``; raw outputs are compared as they are, unless
+    another measure of such outputs is asked for.
+
+    Refuses an unknown measure, or one that needs probabilities where there are none.
+    """
+    found = find_measure(measure)
+    if output == "raw" and isinstance(found, WeightOfEvidence):
+        return RawDifference()
+    if output == "raw" and found.needs_probabilities:
+        raise ValueError(
+            f"measure={found.name!r} needs probabilities, and output='raw' has none; leave measure "
+            "out to get the plain difference, or use output='logits'"
+        )
+    if output != "raw" and not found.needs_probabilities:
+        raise ValueError(
+            f"measure={found.name!r} compares outputs as they are, and output={output!r} is read "
+            "as probabilities; use output='raw', or leave measure out"
+        )
+    return found
+
+
+def marginalise(scores: Tensor, output: str) -> Tensor:
+    """Average predictions over the samples in dimension 0, and return the score of the average.
+
+    Probabilities are averaged, in log space: log p = logsumexp_s(log p_s) - log S, and
+    log(1 - p) in the same way. Raw outputs are averaged as they are.
+    """
+    if len(scores) == 1:
+        return scores[0]
+    if output == "raw":
+        return scores.mean(dim=0)
+    # The - log S of both terms cancels in the log-odds.
+    return torch.logsumexp(F.logsigmoid(scores), dim=0) - torch.logsumexp(
+        F.logsigmoid(-scores), dim=0
+    )
+
+
+def percent(share: float) -> str:
+    """A probability in percent to a tenth, or with as many digits as tell it from 0 and from 1."""
+    from_end = min(share, 1 - share)
+    digits = -math.floor(math.log10(100 * from_end)) if 0 < from_end < 1 else 1
+    return f"{100 * share:.{min(6, max(1, digits))}f}%"
+
+
+def signed(value: float) -> str:
+    """A number with its sign, to a tenth or to two digits."""
+    return f"{value:+.1f}" if abs(value) >= 1 else f"{value:+.2g}"

@@ -1,0 +1,131 @@
+"""A class of one's own is known by its code, or by the version that it states."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from captum_pda import ConstantPrior
+from captum_pda.fingerprints import fingerprint, own_code
+
+#: A module with everything that the results of a class can depend on.
+MODULE = '''
+"""A module."""
+import functools
+import torch
+SCALE = 2.0
+TABLE = {"a": 1}
+_memory = {}
+def helper(x):
+    return inner(x) + 43
+def inner(x):
+    return x * 53
+class Base:
+    shift = 47
+    def moved(self, x):
+        return x + self.shift
+class Kernel:
+    def __init__(self):
+        self.width = 11
+    def apply(self, x):
+        return x - 13
+class Own(Base):
+    """Documented."""
+    level = 17
+    kernel = Kernel()
+    @property
+    def halved(self):
+        return self.level / 19
+    @staticmethod
+    def doubled(x):
+        return x * 23
+    @classmethod
+    def made(cls):
+        return cls.level * 29
+    @functools.cached_property
+    def kept(self):
+        return 31
+    @functools.lru_cache
+    def remembered(self):
+        return 37
+    @torch.no_grad()
+    def conditional_mean(self, example, regions):
+        """What it does."""
+        def local(x):
+            return x * 41
+        _memory[len(_memory)] = 1
+        return local(helper(example)) * SCALE * TABLE["a"]
+    def settings(self):
+        return {"kind": "Own"}
+'''
+numbers = count()
+
+
+@pytest.fixture
+def load() -> Iterator[Any]:
+    names = []
+
+    def loaded(text: str) -> types.ModuleType:
+        module = types.ModuleType("someones_module")
+        sys.modules[module.__name__] = module
+        names.append(module.__name__)
+        exec(compile(text, f"/{next(numbers)}.py", "exec"), module.__dict__)
+        return module
+
+    yield loaded
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+EDITS = [
+    ("SCALE = 2.0", "SCALE = 2.5"),
+    ('{"a": 1}', '{"a": 2}'),
+    *(
+        (str(number), str(number + 1))
+        for number in (43, 47, 53, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+    ),
+    ("x - 13", "x + 13"),
+    ("inner(x) +", "abs(x) +"),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: " -> ".join(edit))
+def test_an_edit_of_what_a_class_does_is_noticed(load, edit):
+    before, after = load(MODULE), load(MODULE.replace(*edit))
+    assert MODULE.count(edit[0]) == 1
+    assert own_code(before.Own()) != own_code(after.Own())
+    del before.Own.settings, after.Own.settings
+    assert fingerprint(before.Own()) != fingerprint(after.Own())
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [("Documented", "Better documented"), ("What it does", "What this does"), ("\n", "\n\n")],
+    ids=["class", "method", "lines"],
+)
+def test_an_edit_of_words_is_none(load, edit):
+    before, after = load(MODULE), load(MODULE.replace(*edit))
+    before._memory["filled"] = "while it was used"
+    assert own_code(before.Own()) == own_code(after.Own())
+
+
+def test_a_stated_version_stands_for_the_code(load):
+    stated = MODULE.replace("    level = 17", "    level = 17\n    version = 3")
+    before, after = load(stated), load(stated.replace("23", "24"))
+    assert own_code(before.Own()) == own_code(after.Own()) == {"version": 3}
+    raised = load(stated.replace("version = 3", "version = 4"))
+    assert own_code(raised.Own()) == {"version": 4}
+
+
+def test_the_librarys_version_is_not_that_of_a_class_that_derives_from_it():
+    assert own_code(ConstantPrior(1.0)) == {}
+
+    class Derived(ConstantPrior):
+        pass
+
+    assert own_code(Derived(1.0)).keys() == {"code_sha256"}

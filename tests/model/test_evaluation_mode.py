@@ -1,0 +1,251 @@
+"""Models behind functions, methods and objects are explained in evaluation mode, and given back."""
+
+import copy
+import functools
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import METHODS, make_images
+from torch import nn
+
+from captum_pda import ConstantPrior, EfficientPDA, GradientPDA
+from captum_pda.model.evaluation_mode import modules_behind
+
+IMAGES = make_images(2, 3, 9, 11).float()
+
+
+def make_model():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)).eval()
+
+
+NET = make_model()
+NETS = {"first": NET}
+space = types.SimpleNamespace(deep=types.SimpleNamespace(net=NET))
+
+
+def calls_a_global(x):
+    return NET(x)
+
+
+def calls_a_function(x):
+    return calls_a_global(x)
+
+
+def calls_in_an_inner_function(x):
+    return torch.cat([each for each in map(lambda row: NET(row[None]), x)])  # noqa: C416, C417
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def around(*args):
+        return function(*args)
+
+    return around
+
+
+class Holder:
+    """Calls one of the models that it holds."""
+
+    def __init__(self, net, other=None):
+        self.net = net
+        self.other = other
+
+    def __call__(self, x):
+        return self.predict(x)
+
+    def predict(self, x):
+        return self._inner(x)
+
+    def _inner(self, x):
+        return self.net(x)
+
+    @property
+    def network(self):
+        return self.net
+
+    def by_property(self, x):
+        return self.network(x)
+
+    def by_name(self, x):
+        return getattr(self, "n" + "et")(x)
+
+
+class Slotted:
+    __slots__ = ("nets",)
+
+    def __init__(self, net):
+        self.nets = [net]
+
+    def __call__(self, x):
+        return self.nets[0](x)
+
+
+def second(_, x):
+    return NET(x)
+
+
+WRAPPERS = {
+    "lambda": lambda net: lambda x: net(x),
+    "lambda of a method": lambda net: lambda x: net.forward(x),
+    "default": lambda net: lambda x, net=net: net(x),
+    "keyword default": lambda net: lambda x, *, net=net: net(x),
+    "partial": lambda net: functools.partial(net),
+    "partial of a lambda": lambda net: functools.partial(lambda model, x: model(x), net),
+    "partial with the net": lambda net: functools.partial(second, net),
+    "bound method": lambda net: net.forward,
+    "object": lambda net: Holder(net),
+    "method of an object": lambda net: Holder(net).predict,
+    "property": lambda net: Holder(net).by_property,
+    "by name": lambda net: Holder(net).by_name,
+    "lambda of an object": lambda net: (lambda holder: lambda x: holder.predict(x))(Holder(net)),
+    "slots": lambda net: Slotted(net),
+    "list": lambda net: (lambda nets: lambda x: nets[0](x))([net]),
+    "dict": lambda net: (lambda nets: lambda x: nets["a"](x))({"a": net}),
+    "global": lambda net: calls_a_global,
+    "global of a function": lambda net: calls_a_function,
+    "global of an inner function": lambda net: calls_in_an_inner_function,
+    "global dict": lambda net: lambda x: NETS["first"](x),
+    "global object": lambda net: lambda x: space.deep.net(x),
+    "decorated": lambda net: decorated(lambda x: net(x)),
+    "cached": lambda net: functools.lru_cache(lambda x: net(x)),
+    "wrapped twice": lambda net: functools.partial(decorated(Holder(net).predict)),
+    "ensemble": lambda net: lambda x: torch.stack([each(x) for each in (net, net)]).mean(0),
+    "module that is no child": lambda net: Hidden(net),
+}
+
+
+class Hidden(nn.Module):
+    """Holds a model where PyTorch does not look for it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.nets = [net]
+
+    def forward(self, x):
+        return self.nets[0](x)
+
+
+def explain(method, model):
+    return method(model, prior=ConstantPrior(0.0)).attribute(
+        IMAGES, target=1, sliding_window_shapes=4, strides=2
+    )
+
+
+@pytest.mark.parametrize("method", [EfficientPDA, GradientPDA])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_model_in_training_mode_is_found_and_put_back(wrapper, method):
+    expected = explain(method, NET)
+    model = WRAPPERS[wrapper](NET)
+    torch.testing.assert_close(explain(method, model), expected)  # and nothing is said
+    before = copy.deepcopy(NET.state_dict())
+    NET.train()
+    try:
+        with pytest.warns(UserWarning, match=r"training mode.*model\.eval\(\)"):
+            found = explain(method, model)
+        assert all(module.training for module in NET.modules())
+    finally:
+        NET.eval()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(NET.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_model_that_is_not_called_is_let_alone():
+    used, unused = make_model(), make_model().train()
+    holder = Holder(used, unused)
+    for model in (holder.predict, lambda x: holder.predict(x), holder):
+        explain(EfficientPDA, model)  # a warning would be an error
+    net = used
+    space = types.SimpleNamespace(NET=net)
+    NET.train()
+    try:
+        explain(EfficientPDA, lambda x: space.NET(x))  # the name of an attribute, not the global
+    finally:
+        NET.eval()
+
+
+@pytest.mark.parametrize("thing", [len, 3, None, "model", int, torch.relu, F.relu, print])
+def test_what_holds_no_module_holds_none(thing):
+    assert modules_behind(thing) == []
+
+
+def test_things_that_hold_themselves_and_many_others_are_looked_through_in_time():
+    holder = Holder(None)
+    holder.net = [holder, {"a": holder}, list(range(10**6)), *([holder] for _ in range(50))]
+    assert modules_behind(holder) == []
+
+
+class KeepsStatistics(nn.Module):
+    """Changes its buffers in evaluation mode too."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.net = make_model()
+        self.kind = kind
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("unknown", torch.full((2,), torch.nan))
+
+    def forward(self, x):
+        if self.kind == "in place":
+            self.mean.mul_(0.9).add_(0.1 * x.mean((0, 2, 3)))
+        elif self.kind == "anew":
+            self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 2, 3))
+        elif self.kind == "batch norm":
+            x = F.batch_norm(x, self.mean, torch.ones(3), training=True, momentum=1e-6)
+        else:
+            self.count += 1
+        return self.net(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*other examples in its batch")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("kind", ["in place", "anew", "batch norm", "count"])
+def test_buffers_that_move_in_evaluation_mode_are_given_back(kind, hidden, method):
+    model = KeepsStatistics(kind).eval()
+    before = {name: (id(buffer), buffer.clone()) for name, buffer in model.named_buffers()}
+    named = "count" if kind == "count" else "mean"
+    with pytest.warns(UserWarning, match=rf"changes its own buffers.*KeepsStatistics\.{named}"):
+        explain(method, (lambda x: model(x)) if hidden else model)
+    for name, buffer in model.named_buffers():
+        assert id(buffer) == before[name][0]
+        torch.testing.assert_close(buffer, before[name][1], rtol=0, atol=0, equal_nan=True)
+
+
+def test_so_are_they_after_an_error():
+    model = KeepsStatistics("count").eval()
+    passes = []
+
+    def stop(*_):
+        passes.append(None)
+        if len(passes) > 2:
+            raise KeyboardInterrupt
+
+    model.register_forward_hook(stop)
+    with (
+        pytest.warns(UserWarning, match="changes its own buffers"),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        explain(EfficientPDA, lambda x: model(x))
+    assert model.count == 0
+
+
+def test_a_cache_that_a_model_fills_stays_and_is_no_cause_for_alarm():
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = make_model()
+            self.register_buffer("table", None)
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.ones(1)
+            return self.net(x) * self.table
+
+    model = Caches().eval()
+    explain(EfficientPDA, model)
+    assert model.table is not None
