@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.model.inputs import masked_columns, target_columns
 from captum_pda.model.measures import Measure
-from captum_pda.model.targets import masked_columns, target_columns
 
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]

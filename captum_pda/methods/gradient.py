@@ -23,12 +23,11 @@ from captum_pda.evidence.combine import mean_map
 from captum_pda.evidence.window_evidence import to_attribution
 from captum_pda.methods.first_order import FirstOrder
 from captum_pda.methods.input_gradients import input_gradients
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import OUTPUTS, Readout
+from captum_pda.model.outputs import OUTPUTS, Reader, Readout
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice

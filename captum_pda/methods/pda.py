@@ -14,10 +14,9 @@ from captum_pda.errors import warn_user
 from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.layer import layer_call, layer_depth, layer_setting
 from captum_pda.methods.perturbation import Pace, PerturbationPDA
-from captum_pda.model.find_layer import NoFeatureMapError, named_layer
-from captum_pda.model.layer_call import LayerCall
+from captum_pda.model.call import ModelCall
+from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
-from captum_pda.model.model_call import ModelCall
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows

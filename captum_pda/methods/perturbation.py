@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, readable_name
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import (
     BatchLoop,
     BatchSize,
@@ -26,12 +26,11 @@ from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.reading import Reading
 from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import OUTPUTS
+from captum_pda.model.outputs import OUTPUTS, Reader
 from captum_pda.priors import PatchPrior
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Regions, Windows

@@ -32,7 +32,7 @@ from torch.nn.functional import pad
 from typing_extensions import Self
 
 from captum_pda import device_sync
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import storage

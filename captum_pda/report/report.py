@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.datasets.records import versions
+from captum_pda.datasets.result_folder import versions
 from captum_pda.device_sync import in_double
 from captum_pda.evidence.part import EvidencePart
 from captum_pda.evidence.self_test import SelfTest

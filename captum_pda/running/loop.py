@@ -8,7 +8,7 @@ from operator import itemgetter
 
 import torch
 
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
 from captum_pda.engines.engine_protocol import Advance

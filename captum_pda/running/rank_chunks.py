@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.fingerprints import weights_checksum
 from captum_pda.priors.per_example import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows

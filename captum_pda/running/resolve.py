@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.model.inputs import check_choice
+from captum_pda.model.inputs import check_choice, watched_columns
 from captum_pda.model.measures import Measure
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import Readout
-from captum_pda.model.targets import watched_columns
+from captum_pda.model.outputs import Reader, Readout
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.running.rank_chunks import agree
 from captum_pda.running.sampling import Sampling

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine
-from captum_pda.model.model_call import Call
-from captum_pda.model.reader import Reader
+from captum_pda.model.call import Call
+from captum_pda.model.outputs import Reader
 from captum_pda.regions.protocol import Regions
 from captum_pda.running.contents import Contents
 

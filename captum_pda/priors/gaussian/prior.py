@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from captum_pda import device_sync
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.errors import NotFittedError
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_choice, check_count
