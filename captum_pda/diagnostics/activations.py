@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from captum_pda.device_sync import in_double
 from captum_pda.diagnostics.some_windows import SomeWindows, chosen_window
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.inputs import check_choice, check_count, check_images
 from captum_pda.regions.windows import WindowGrid

@@ -17,7 +17,7 @@ from captum_pda.diagnostics.some_windows import (
     with_conditional_mean,
     with_samples,
 )
-from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.regions.windows import WindowGrid
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import WindowEvidence
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import PatchPrior
