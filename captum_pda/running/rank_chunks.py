@@ -17,7 +17,7 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.fingerprints import weights_checksum
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
 from captum_pda.running.window_scores import WindowScores
 
