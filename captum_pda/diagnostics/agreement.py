@@ -15,7 +15,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
-from captum_pda.diagnostics.some_windows import (
+from captum_pda.diagnostics.approximation import (
     target_or_predicted,
     with_conditional_mean,
     with_prior,

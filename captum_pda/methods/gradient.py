@@ -31,8 +31,7 @@ from captum_pda.model.measures import Measure, measure_for
 from captum_pda.model.model_call import ModelCall
 from captum_pda.model.reader import Reader
 from captum_pda.model.readout import OUTPUTS, Readout
-from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.regions.superpixels import Granularities

@@ -20,7 +20,7 @@ from captum_pda.engines.engine_protocol import Advance
 from captum_pda.fingerprints import weights_checksum
 from captum_pda.model.measures import Measure
 from captum_pda.model.targets import watched_columns
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
 from captum_pda.running.plan import ExampleContents, Execution, Part, Scene, Task, Tolerance
 from captum_pda.running.progress import ProgressBar
