@@ -32,7 +32,7 @@ from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import Readout, scores_of
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
@@ -265,7 +265,7 @@ class PhotoExplainer:
 
     def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
         """What is hidden of a model's input, size by size."""
-        (regions,) = RegionChoice(**self._regions).resolve((image,), (context,))[context]
+        (regions,) = choose_regions((image,), context, **self._regions)[context]
         return regions
 
     def choose_engine(self, folder: Path | None, overwrite: bool) -> str:
@@ -291,7 +291,7 @@ class PhotoExplainer:
         middle = regions[len(regions) // 2]
         if isinstance(middle, WindowGrid):
             some = np.linspace(0, len(middle) - 1, WORTH_A_PROBE).astype(int).tolist()
-            pda.evidence(image, windows=middle.pick(some))
+            pda.evidence(image, regions=middle.pick(some))
         else:
             pda.evidence(image, superpixels=middle.size[0])
         report = pda.engine_report
