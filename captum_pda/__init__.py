@@ -25,9 +25,9 @@ from captum_pda.errors import (
     NonFiniteOutputError,
     NotFittedError,
 )
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA

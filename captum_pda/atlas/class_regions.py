@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.files import write_whole
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.find_layer import NoFeatureMapError, last_feature_map
