@@ -53,8 +53,6 @@ from captum_pda.distributed.shared_work import Display
 from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
 
-#: How many files are tried to find one that can be read.
-MAX_TRIED = 10
 #: How many failures are printed; all of them are in a folder's summary.
 SHOWN_FAILURES = 20
 #: Environment variables that torchrun sets for every process.
@@ -204,7 +202,7 @@ def explain_photos(
     with ranks.failing_together():
         engine = options.engine
         if ranks.rank == 0:
-            engine = explainer.choose_engine(plan.folder, options.overwrite, photos.first_input())
+            engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
     explainer.engine = ranks.gather_objects(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
     return Job(explainer, photos, writer).run(ranks, Display(title, "photo", options.debug))
@@ -238,13 +236,14 @@ class PhotoSet:
         return Example(inputs, source=source)
 
     def first_input(self) -> Tensor:
-        """The first input that can be made, (1, C, *space); a black photo's if there is none."""
-        for number in range(min(len(self), MAX_TRIED)):
+        """The first input that can be made, (1, C, *space)."""
+        errors = []
+        for number in range(len(self)):
             try:
                 return self[number].inputs.unsqueeze(0)
-            except CommandError:  # it is reported when it is its turn
-                continue
-        return self.preprocessing(BLANK)
+            except Exception as error:  # it is reported when it is its turn
+                errors.append(error)
+        raise errors[0]
 
 
 def tell(

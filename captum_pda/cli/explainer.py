@@ -270,11 +270,11 @@ class PhotoExplainer:
         (regions,) = RegionChoice(**self._regions).resolve((image,), (context,))[context]
         return regions
 
-    def choose_engine(self, folder: Path | None, overwrite: bool, image: Tensor) -> str:
+    def choose_engine(self, folder: Path | None, overwrite: bool, photos: Any) -> str:
         """The engine, chosen once for all photos, processes and reruns of a folder.
 
         Two engines agree up to rounding only. Which one is faster is tried on noise of the shape of
-        an image, or known from the results in the folder.
+        the first input, or known from the results in the folder.
         """
         options = self.options
         if folder is None or options.engine != "auto" or options.method not in WITH_ENGINE:
@@ -282,7 +282,9 @@ class PhotoExplainer:
         found = read_settings(folder, overwrite) if folder.is_dir() else None
         if found and found.get("engine") in ENGINES:
             return str(found["engine"])
-        noise = np.random.default_rng(0).standard_normal(image.shape, dtype=np.float32)
+        noise = np.random.default_rng(0).standard_normal(
+            photos.first_input().shape, dtype=np.float32
+        )
         first = next(self.classifier.model.parameters(), None)
         image = torch.from_numpy(noise).to(None if first is None else first.device)
         # What one photo would not repay is repaid by a folder.
