@@ -16,6 +16,7 @@ from captum_pda._captum import (
     captum_method,
     format_additional_forward_args,
     format_output,
+    method_repr,
     readable_name,
 )
 from captum_pda.errors import NonFiniteOutputError
@@ -30,7 +31,7 @@ from captum_pda.model.model_call import ModelCall
 from captum_pda.model.reader import Reader
 from captum_pda.model.readout import OUTPUTS, Readout
 from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.priors.per_example import DEFAULT_PRIOR, prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Granularities
@@ -74,6 +75,9 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         self.prior = prior
         self.output = output
         self.measure = measure_for(output, measure)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
 
     @classmethod
     def get_name(cls) -> str:

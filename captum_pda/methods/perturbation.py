@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import PerturbationAttribution, readable_name
+from captum_pda._captum import PerturbationAttribution, method_repr, readable_name
 from captum_pda.distributed.ranks import Ranks
 from captum_pda.engines import (
     BatchLoop,
@@ -33,7 +33,7 @@ from captum_pda.model.model_call import ModelCall
 from captum_pda.model.reader import Reader
 from captum_pda.model.readout import OUTPUTS
 from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.priors.per_example import DEFAULT_PRIOR, prior_settings
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.running.contents import Contents
 from captum_pda.running.loop import Run
@@ -122,6 +122,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
         return readable_name(cls.__name__)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
