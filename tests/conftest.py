@@ -86,7 +86,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes or a browser are slow, and need what the extra ``dev`` installs."""
+    """Tests that start processes or a browser are slow."""
     for item in items:
         if {"pool", "browser"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
