@@ -14,14 +14,14 @@ from torch import Tensor
 from captum_pda.engines import BatchLoop, BatchSize, DenseEngine, Engine, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
 from captum_pda.errors import attach_result
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.reader import Reader
+from captum_pda.model.outputs import Reader
 from captum_pda.priors import EmptyContext
 from captum_pda.priors.empty_context import blurred
 from captum_pda.regions.protocol import PlacedWindows
-from captum_pda.running.contents import Contents
+from captum_pda.running.plan import Contents
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import Sampling
 

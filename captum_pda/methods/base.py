@@ -1,4 +1,4 @@
-"""What SampledPDA and EfficientPDA share: replace each window, and compare the predictions."""
+"""What all methods by perturbation share: replace each region, and compare the predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, readable_name
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import (
     Engine,
     EngineReport,
@@ -20,33 +20,31 @@ from captum_pda.engines import (
 )
 from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Reading
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.readout import OUTPUTS
-from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.model.outputs import OUTPUTS
+from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.running.ask import Asker
-from captum_pda.running.contents import Contents
-from captum_pda.running.loop import Run
-from captum_pda.running.rank_chunks import agree_on_model
-from captum_pda.running.resolve import (
+from captum_pda.running.plan import (
+    Contents,
+    Depth,
+    Execution,
+    Part,
     Request,
     Tolerance,
     plan_parts,
-    resolve_sampling,
     resolve_task,
 )
+from captum_pda.running.run import Run, agree_on_model, resolve_sampling
 from captum_pda.running.sampling import Sampling
-from captum_pda.running.task import Depth, Execution, Part
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
 
 ONE_FILL, NO_TOLERANCE = Sampling(), Tolerance()
 
