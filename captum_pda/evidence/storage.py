@@ -7,25 +7,21 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from captum_pda.errors import warn_user
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Reading
+from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.measures import MEASURES, Measure
-from captum_pda.model.readout import OUTPUTS
+from captum_pda.model.outputs import OUTPUTS
 from captum_pda.priors import prior_settings
-from captum_pda.priors.storage import FLOATS, StoredTensors, opened, save
+from captum_pda.priors.protocol import FLOATS, StoredTensors, opened_tensors, save_tensors
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
-
-if TYPE_CHECKING:
-    from captum_pda.evidence.window_evidence import WindowEvidence
 
 FORMAT = "captum_pda evidence"
 MOST_BYTES = 2**35
@@ -53,7 +49,7 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
     """Write evidence as safetensors; see ``WindowEvidence.save``."""
     if overwrite and os.path.lexists(path):
         try:
-            with opened(path, "cpu", FORMAT, MOST_BYTES, MOST_HEADER_BYTES):
+            with opened_tensors(path, "cpu", FORMAT, MOST_BYTES, MOST_HEADER_BYTES):
                 pass
         except (ValueError, FileNotFoundError):
             raise FileExistsError(
@@ -107,7 +103,7 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
         ) from None
     # Copies, since tensors of one evidence may share memory, which safetensors does not store.
     copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
-    save(path, copies, settings, overwrite, FORMAT)
+    save_tensors(path, copies, settings, overwrite, FORMAT)
 
 
 def _described_regions(regions: Regions, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -132,9 +128,9 @@ def _described_regions(regions: Regions, number: int, tensors: dict[str, Tensor]
 
 def load_evidence(
     path: str | os.PathLike[str], device: torch.device | str, prior: Any
-) -> dict[str, Any]:
-    """What ``WindowEvidence`` is made of, from a file; see ``WindowEvidence.load``."""
-    with opened(path, device, FORMAT, MOST_BYTES, MOST_HEADER_BYTES) as file:
+) -> WindowEvidence:
+    """Read evidence that ``save_evidence`` wrote; see ``WindowEvidence.load``."""
+    with opened_tensors(path, device, FORMAT, MOST_BYTES, MOST_HEADER_BYTES) as file:
         settings = _Table(file.settings, "the settings")
         reading = _reading(settings)
         n_inputs = settings.count("inputs", 1)
@@ -164,14 +160,9 @@ def load_evidence(
             f"{path} was made with another prior than {prior!r}: its settings are "
             f"{json.dumps(known)[:300]}; leave prior out to load it without one"
         )
-    return {
-        "inputs": tuple(tensors[f"input.{n}"] for n in range(n_inputs)),
-        "scores": tensors["scores"],
-        "parts": tuple(parts),
-        "reading": reading,
-        "is_tuple": settings.flag("is_tuple"),
-        "prior": prior,
-    }
+    inputs = tuple(tensors[f"input.{n}"] for n in range(n_inputs))
+    is_tuple = settings.flag("is_tuple")
+    return WindowEvidence(inputs, tensors["scores"], tuple(parts), reading, is_tuple, prior)
 
 
 class _Table:

@@ -9,8 +9,7 @@ from captum_pda.files import counted
 from captum_pda.model.measures import Measure, signed
 
 if TYPE_CHECKING:
-    from captum_pda.evidence.part import EvidencePart
-    from captum_pda.evidence.window_evidence import WindowEvidence
+    from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 
 #: How many examples, and how many outputs of each, ``print(evidence)`` tells.
 N_EXAMPLES, N_OUTPUTS = 4, 3

@@ -7,7 +7,7 @@ import html
 import io
 import warnings
 
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.files import counted
 from captum_pda.visualization import visualize_explanation
 
