@@ -11,7 +11,7 @@ from captum_pda import diagnostics
 from captum_pda._version import __version__
 from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
 from captum_pda.datasets.result_folder import ResultFolder, SettingsError
-from captum_pda.distributed.ranks import OtherRankError
+from captum_pda.distributed import OtherRankError
 from captum_pda.engines import (
     DenseEngine,
     Engine,

@@ -29,8 +29,7 @@ from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import scores_of
-from captum_pda.model.readout import Readout
+from captum_pda.model.outputs import Readout, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions

@@ -14,12 +14,11 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.engines import BatchLoop, BatchSize
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_images
+from captum_pda.model.inputs import check_choice, check_count, check_images, watched_columns
 from captum_pda.model.measures import measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.readout import OUTPUTS, Readout
-from captum_pda.model.targets import watched_columns
+from captum_pda.model.outputs import OUTPUTS, Readout
 from captum_pda.priors.empty_context import EmptyContext, blurred
 
 #: The residual, as a share of its size at the start, at which the system counts as solved.

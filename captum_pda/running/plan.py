@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine
+from captum_pda.model.call import Call
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.model_call import Call
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import Readout
+from captum_pda.model.outputs import Reader, Readout
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions, Windows

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
 from captum_pda.engines.engine_protocol import Advance
 from captum_pda.fingerprints import weights_checksum
+from captum_pda.model.inputs import watched_columns
 from captum_pda.model.measures import Measure
-from captum_pda.model.targets import watched_columns
 from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
 from captum_pda.running.plan import ExampleContents, Execution, Part, Scene, Task, Tolerance

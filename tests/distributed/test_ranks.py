@@ -19,7 +19,7 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
-from captum_pda.distributed.ranks import OtherRankError, Ranks
+from captum_pda.distributed import OtherRankError, Ranks
 from captum_pda.running.run import ChunkSizes, rank_chunks
 
 METHODS = {"efficient": EfficientPDA, "sampled": SampledPDA}
