@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import PerturbationAttribution, TargetType, readable_name
+from captum_pda._captum import PerturbationAttribution, TargetType, method_repr, readable_name
 from captum_pda.distributed import Ranks
 from captum_pda.engines import (
-    BatchLoop,
-    BatchSize,
     Engine,
     EngineReport,
     engine_for,
@@ -29,9 +26,11 @@ from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS, Reader
+from captum_pda.model.outputs import OUTPUTS
 from captum_pda.priors import PatchPrior, prior_settings
+from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.protocol import Windows
+from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
 from captum_pda.running.run import Run, agree_on_model, agree_on_plan
 from captum_pda.running.sampling import RegionScores, Sampling
@@ -120,6 +119,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
         return readable_name(cls.__name__)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
@@ -220,7 +222,10 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         )
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
         parts = tuple(_evidence_part(*each, reading) for each in known)
-        ask = partial(_ask, call, reader) if isinstance(call, ModelCall) else None
+        ask = None
+        if isinstance(call, ModelCall):
+            rows = run.perturbations_per_eval
+            ask = Asker(call, plan.parts[0].place, reader, plan.seen, run.sampling, rows)
         return WindowEvidence(
             call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
         )
@@ -238,14 +243,6 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     result,
                 )
         return result
-
-
-def _ask(call: ModelCall, reader: Reader, example: int, copies: Tensor) -> Tensor:
-    """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-    read, forward = reader.for_example(example), call.for_example(example, 0)
-    loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
-    with evaluation_mode(call.forward_func):
-        return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
 
 
 def _evidence_part(

@@ -70,9 +70,9 @@ def test_evidence_of_some_windows_is_that_of_the_whole_grid(classifier, images):
 
 def test_some_windows_must_lie_in_the_inputs(classifier, images):
     pda = EfficientPDA(classifier)
-    with pytest.raises(ValueError, match="windows lie in spaces of"):
+    with pytest.raises(ValueError, match="regions lie in spaces of"):
         pda.evidence(images, regions=WindowGrid((9, 9), (4, 4), (1, 1)))
-    with pytest.raises(ValueError, match="holds no window"):
+    with pytest.raises(ValueError, match="holds no region"):
         pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1)).pick([]))
     with pytest.raises(ValueError, match="whole grid"):
         pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1))[:3]).attribution(1)
