@@ -133,8 +133,6 @@ class AuditedEngine:
         size = torch.maximum(spread, unit).clamp_min(torch.finfo(spread.dtype).tiny)
         share = _difference(found, expected) / size
         largest = device_sync.as_float(share.max())
-        if self.prepared.approximate:
-            return Audit(len(picked), largest, approximate=True)
         allowed = (unit / size).clamp_min(TOLERATED)
         if device_sync.as_float((share / allowed).max()) <= 1:
             return Audit(len(picked), largest)

@@ -20,14 +20,12 @@ class Audit:
         rounding: how far rounding alone takes the dense engine from itself, as such a share;
             None where the difference was too small to ask.
         agrees: whether rounding explains the difference.
-        approximate: whether differences were asked for (``max_box_fraction``).
     """
 
     n_windows: int = 0
     difference: float = 0.0
     rounding: float | None = None
     agrees: bool = True
-    approximate: bool = False
 
     @classmethod
     def of(cls, audits: Iterable[Audit]) -> Audit | None:
@@ -40,7 +38,6 @@ class Audit:
             max(audit.difference for audit in some),
             max((audit.rounding for audit in some if audit.rounding is not None), default=None),
             all(audit.agrees for audit in some),
-            any(audit.approximate for audit in some),
         )
 
     def __str__(self) -> str:
@@ -51,8 +48,6 @@ class Audit:
         )
         if self.rounding is not None:
             text += f", where rounding alone makes {self.rounding:.1e}"
-        if self.approximate:
-            return text + " (approximate, as asked)"
         return text if self.agrees else text + ": they disagree"
 
 

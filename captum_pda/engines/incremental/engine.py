@@ -32,24 +32,12 @@ class IncrementalEngine:
     The result is that of the whole model, up to rounding. What the engine has no rule for is
     computed in full from there on.
 
-    Args:
-        max_box_fraction: None is exact. A part of the feature maps' extent, such as 0.5, keeps only
-            the centre of boxes that are larger: faster, and close, since what is far from a window
-            hardly depends on it. Maps of up to 8 places along an axis are not cut.
-
     Example::
 
-        >>> engine = IncrementalEngine(max_box_fraction=0.5)  # engine="incremental" is exact
-        >>> EfficientPDA(model, engine=engine).attribute(image, target=3)
+        >>> EfficientPDA(model, engine=IncrementalEngine()).attribute(image, target=3)
     """
 
-    def __init__(self, max_box_fraction: float | None = None) -> None:
-        if max_box_fraction is not None and not 0 < max_box_fraction <= 1:
-            raise ValueError(
-                f"max_box_fraction={max_box_fraction!r} must be a part of the feature maps' extent "
-                "above 0 and up to 1, or None for exact results"
-            )
-        self.max_box_fraction = max_box_fraction
+    def __init__(self) -> None:
         self._went_dense: dict[str, str] | None = None
 
     @property
@@ -61,12 +49,12 @@ class IncrementalEngine:
 
     def settings(self) -> dict[str, object]:
         """What describes this engine, as plain values."""
-        return {"kind": "IncrementalEngine", "max_box_fraction": self.max_box_fraction}
+        return {"kind": "IncrementalEngine"}
 
     def prepare(
         self, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> PreparedIncremental:
-        state = PassState(self.max_box_fraction)
+        state = PassState()
         # Not the state itself, which holds the example's feature maps.
         self._went_dense = state.went_dense
         return PreparedIncremental(forward, example, batch_size, state)
@@ -94,11 +82,6 @@ class PreparedIncremental:
         """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         return by_sample(self._loop.unfinished, self._n_samples)
 
-    @property
-    def approximate(self) -> bool:
-        """Whether boxes are cut, so that results differ from the dense engine's as asked."""
-        return self._state.max_box_fraction is not None
-
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         self._n_samples, n_windows = fills.shape[:2]
         order = order_of_windows(grid, self._n_samples, self._loop.at_once)
@@ -125,7 +108,7 @@ class PreparedIncremental:
     def _boxes(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Boxed:
         """The example with windows at these corners replaced by values."""
         spans = tuple(
-            Span.of(size, low, low + width, low + width / 2)
+            Span.of(size, low, low + width)
             for size, low, width in zip(self._example.shape[2:], corners.T, window, strict=True)
         )
         space = tuple(range(2, self._example.dim()))

@@ -18,15 +18,9 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class PassState:
-    """The state of one example's passes.
+    """The state of one example's passes."""
 
-    Args:
-        max_box_fraction: the largest part of a map's extent that a box may have before it is cut
-            to its centre; None never cuts.
-    """
-
-    def __init__(self, max_box_fraction: float | None = None) -> None:
-        self.max_box_fraction = max_box_fraction
+    def __init__(self) -> None:
         #: What the model has written into ordinary tensors.
         self.write_log = WriteLog()
         self.cache = CallCache(self.write_log)

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.pass_state import PassState
 from captum_pda.engines.incremental.spans import Slide, Span, per_axis
 
 #: The part of a map from which it is cheaper to have all of it than to look after its rim.
@@ -41,14 +40,9 @@ def whole_sizes(x: Boxed, slides: list[Slide], padding: Any) -> tuple[Span, ...]
     )
 
 
-def spans_after(
-    state: PassState, x: Boxed, slides: list[Slide], sizes: tuple[int, ...]
-) -> tuple[Span, ...]:
+def spans_after(x: Boxed, slides: list[Slide], sizes: tuple[int, ...]) -> tuple[Span, ...]:
     """Where the boxes of the output lie, on maps of these sizes."""
-    spans = tuple(
-        slide.after(span, size, state.max_box_fraction)
-        for slide, span, size in zip(slides, x.spans, sizes, strict=True)
-    )
+    spans = tuple(map(Slide.after, slides, x.spans, sizes))
     fraction = math.prod(span.length / span.size for span in spans)
     if fraction >= WHOLE_FROM_FRACTION:
         return tuple(Span.whole(size, x.n_copies) for size in sizes)
@@ -56,12 +50,12 @@ def spans_after(
 
 
 def slide_boxes(
-    state: PassState, x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
+    x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
 ) -> tuple[Tensor, tuple[Span, ...]]:
     """What the kernel reads for the boxes of its output, and where those lie.
 
     The places read outside the map are ``outside``, so the kernel itself needs no padding.
     """
-    after = spans_after(state, x, slides, sizes)
+    after = spans_after(x, slides, sizes)
     reads = [slide.reads(span) for slide, span in zip(slides, after, strict=True)]
     return x.take(reads, outside), after

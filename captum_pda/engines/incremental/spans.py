@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,12 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Maps of up to this many places along an axis are not cut: there every place sees a large part of
-#: the image, and little would be saved.
-LARGEST_UNCUT_EXTENT = 8
-
 Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,41 +24,25 @@ class Span:
         size: the extent of the map.
         low: the first place that can differ, one number per copy.
         high: the place after the last that can differ.
-        centre: where the middle of the window ended up, for boxes that are cut to their centre.
         begin: where each box starts, if not as soon as something can differ.
     """
 
     size: int
     low: Integers
     high: Integers
-    centre: Floats
     begin: Integers | None = None
 
     @classmethod
-    def of(
-        cls,
-        size: int,
-        low: Integers,
-        high: Integers,
-        centre: Floats,
-        max_fraction: float | None = None,
-    ) -> Span:
-        """A span inside the map, of at least one place, cut to a part of a fine map if asked."""
+    def of(cls, size: int, low: Integers, high: Integers) -> Span:
+        """A span inside the map, of at least one place."""
         low = np.clip(low, 0, size - 1)
-        high = np.clip(high, low + 1, size)
-        if max_fraction is not None and size > LARGEST_UNCUT_EXTENT:
-            longest = max(1, math.ceil(max_fraction * size))
-            first = np.ceil(centre - longest / 2).astype(np.int64)
-            cut = high - low > longest
-            low = np.where(cut, np.clip(first, low, high - longest), low)
-            high = np.where(cut, low + longest, high)
-        return cls(size, low, high, centre)
+        return cls(size, low, np.clip(high, low + 1, size))
 
     @classmethod
     def whole(cls, size: int, n_copies: int) -> Span:
         """All of an axis, for every copy."""
         low = np.zeros(n_copies, dtype=np.int64)
-        return cls(size, low, low + size, np.full(n_copies, size / 2))
+        return cls(size, low, low + size)
 
     @cached_property
     def length(self) -> int:
@@ -98,22 +76,12 @@ class Span:
         """What can differ in either of two maps of the same size."""
         if self is other:
             return self
-        return Span(
-            self.size,
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
-            self.centre,
-        )
+        low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
+        return Span(self.size, low, high)
 
     def moved(self, before: int, size: int) -> Span:
         """The same places after ``before`` places were put in front, on a map of a new size."""
-        return Span(
-            size,
-            self.low + before,
-            self.high + before,
-            self.centre + before,
-            self.start + before,
-        )
+        return Span(size, self.low + before, self.high + before, self.start + before)
 
 
 @dataclass(frozen=True)
@@ -130,14 +98,13 @@ class Slide:
         """From the first place that the kernel reads to the place after the last."""
         return self.dilation * (self.kernel - 1) + 1
 
-    def after(self, span: Span, size: int, max_fraction: float | None) -> Span:
+    def after(self, span: Span, size: int) -> Span:
         """What can differ in the output, of extent ``size``."""
         if span.is_whole:
             return Span.whole(size, len(span.low))
         low = -((self.reach - 1 - self.padding - span.low) // self.stride)
         high = (span.high - 1 + self.padding) // self.stride + 1
-        centre = (span.centre + self.padding - (self.reach - 1) / 2) / self.stride
-        return Span.of(size, low, high, centre, max_fraction)
+        return Span.of(size, low, high)
 
     def reads(self, after: Span) -> Integers:
         """The input places that the boxes of the output need; some lie outside the map."""
@@ -149,7 +116,7 @@ class Slide:
         """All places that a box can change with a stride of 1, also outside the output's map."""
         low = before.start + self.padding - (self.reach - 1)
         high = low + before.length + self.reach - 1
-        return Span(after.size, low, high, after.centre, low)
+        return Span(after.size, low, high, low)
 
 
 def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:

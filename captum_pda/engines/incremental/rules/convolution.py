@@ -94,12 +94,12 @@ def convolution(
     else:
         base = state.base(func, x.base, weight, bias, stride, padding, dilation, groups)
         if _by_differences(slides, weight) and not autocast:
-            spans = spans_after(state, x, slides, base.shape[2:])
+            spans = spans_after(x, slides, base.shape[2:])
             reached = tuple(map(Slide.reached, slides, x.spans, spans))
             maps, onto = x.differences, Onto(base, reached, spans)
             padding = [slide.reach - 1 for slide in slides]
         else:
-            maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=0.0)
+            maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
             padding = 0
     snapshot = state.cache.snapshot(weight, bias)
     values = PostponedConvolution(

@@ -53,7 +53,7 @@ def max_pool(
         return _whole(pool(x.values, *arguments), x)
     base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, dilation)
-    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=-math.inf)
+    maps, spans = slide_boxes(x, slides, base.shape[2:], outside=-math.inf)
     return Boxed(pool(maps, kernel_size, stride, 0, dilation), spans, base, x.space)
 
 
@@ -81,7 +81,7 @@ def average_pool(
         return _whole(pool(x.values, *arguments), x)
     base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, 1)
-    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=0.0)
+    maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
     values = pool(maps, kernel_size, stride)
     area = math.prod(slide.kernel for slide in slides)
     if divisor_override is not None:
