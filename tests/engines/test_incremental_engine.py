@@ -13,7 +13,6 @@ from incremental_checks import assert_same, both_engines, outputs_of
 from torch import Tensor, nn
 
 from captum_pda import (
-    ConstantPrior,
     DenseEngine,
     EfficientPDA,
     IncrementalEngine,

@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
-from captum_pda.engines.batch_size import BatchSize, is_out_of_memory
-from captum_pda.engines.engine_protocol import Advance, Forward, Read
-from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.follower import PassFollower
-from captum_pda.engines.incremental.no_rule import IncrementalError
-from captum_pda.engines.incremental.pass_state import PassState, channels_last
-from captum_pda.engines.incremental.spans import Integers, Span
-from captum_pda.engines.incremental.tensor import PerturbedTensor
-from captum_pda.engines.incremental.window_order import order_of_windows
-from captum_pda.engines.incremental.writes import WriteWatch
-from captum_pda.engines.report import EngineReport
+from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample, is_out_of_memory
+from captum_pda.engines.incremental.boxes import Boxed, Span, order_of_windows
+from captum_pda.engines.incremental.cache import PassState, channels_last
+from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
+from captum_pda.engines.protocol import (
+    Advance,
+    EngineReport,
+    Forward,
+    IncrementalError,
+    Read,
+)
 from captum_pda.regions.protocol import Windows
 
-#: How many times the dense engine's copies go into a batch, since calls on boxes are over sooner.
+#: A batch has this many times the copies of a dense one, since each takes less time and memory.
 BATCHES_OF_DENSE = 6
 
 
@@ -91,7 +90,15 @@ class PreparedIncremental:
 
     def _run_batch(self, grid: Windows, values: Tensor, read: Read, rows: Rows) -> Tensor:
         picked = torch.from_numpy(rows).to(values.device)
-        boxes = self._boxes(grid.corner_array[rows % len(grid)], grid.window, values[picked])
+        corners = grid.corner_array[rows % len(grid)]
+        spans = tuple(
+            Span.of(size, low, low + width)
+            for size, low, width in zip(
+                self._example.shape[2:], corners.T, grid.window, strict=True
+            )
+        )
+        space = tuple(range(2, self._example.dim()))
+        boxes = Boxed(channels_last(values[picked]), spans, self._example, space)
         self._state.start()
         self._state.channels_last = self._loop.channels_last
         follower = PassFollower(self._state)
@@ -104,15 +111,6 @@ class PreparedIncremental:
             raise
         follower.finish()
         return scores
-
-    def _boxes(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Boxed:
-        """The example with windows at these corners replaced by values."""
-        spans = tuple(
-            Span.of(size, low, low + width)
-            for size, low, width in zip(self._example.shape[2:], corners.T, window, strict=True)
-        )
-        space = tuple(range(2, self._example.dim()))
-        return Boxed(channels_last(values), spans, self._example, space)
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
         """The model's outputs for perturbed copies."""

@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.no_rule import NoRule
-from captum_pda.engines.incremental.pass_state import PassState
-from captum_pda.engines.incremental.rules.registry import rule
-from captum_pda.engines.incremental.sliding import slide_boxes, slides_for
-from captum_pda.engines.incremental.spans import Integers, Slide, Span
+from captum_pda.engines.incremental.boxes import (
+    Boxed,
+    Integers,
+    Slide,
+    Span,
+    slide_boxes,
+    slides_for,
+)
+from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.rules import NoRule, rule
 
 MAX_POOLING: dict[int, Callable[..., Tensor]] = {
     1: torch.max_pool1d,
@@ -180,7 +184,7 @@ def _adaptive_kernel(x: Boxed, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check_images(x: Boxed) -> None:
     if not isinstance(x, Boxed) or not x.images:
-        raise NoRule("its input is no batch of images")
+        raise NoRule("its input is not a batch of images")
 
 
 def _whole(values: Tensor, x: Boxed) -> Boxed:
