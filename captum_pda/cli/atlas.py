@@ -28,8 +28,8 @@ from captum_pda.cli.options import (
 )
 from captum_pda.cli.results import PhotoWriter, plain_outputs
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.datasets.records import Record
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.datasets.result_folder import Record
+from captum_pda.distributed import Ranks
 
 #: The folder of the photos' regions and pages.
 PHOTOS = "photos"

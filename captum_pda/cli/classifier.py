@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
 from captum_pda.errors import warn_user
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.outputs import scores_of
-from captum_pda.model.readout import OUTPUTS
+from captum_pda.model.outputs import OUTPUTS, scores_of
 
 IMAGENET_CLASSES = 1000
 #: Before a photo is scaled, its longer side is cut to this many times its shorter one. Models look

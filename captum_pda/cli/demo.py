@@ -23,8 +23,8 @@ from captum_pda.cli.options import add_overwrite
 from captum_pda.cli.results import answer_lines, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.device_sync import in_double
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
 from captum_pda.visualization.arrays import evidence_map, evidence_scale, picture
 from captum_pda.visualization.drawing import draw_map, draw_picture, finish

@@ -40,9 +40,8 @@ from captum_pda.cli.photos import read_photo
 from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
 from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
-from captum_pda.datasets.records import Example
-from captum_pda.distributed.ranks import OtherRankError, Ranks
-from captum_pda.distributed.shared_work import Display
+from captum_pda.datasets.result_folder import Example
+from captum_pda.distributed import Display, OtherRankError, Ranks
 from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
 

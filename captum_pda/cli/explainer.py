@@ -20,9 +20,9 @@ from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
 from captum_pda.engines import ENGINES
 from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.fingerprints import fingerprint
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
@@ -30,8 +30,7 @@ from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import scores_of
-from captum_pda.model.readout import Readout
+from captum_pda.model.outputs import Readout, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions

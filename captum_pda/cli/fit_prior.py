@@ -16,7 +16,7 @@ from captum_pda.cli.photos import find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
-from captum_pda.priors.gaussian.prior import CHANNELS, COVARIANCES
+from captum_pda.priors.patches import CHANNELS, COVARIANCES
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

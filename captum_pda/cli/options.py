@@ -7,7 +7,7 @@ from pathlib import Path
 
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
-from captum_pda.model.readout import OUTPUTS
+from captum_pda.model.outputs import OUTPUTS
 from captum_pda.regions.superpixels import GRANULARITIES
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")

@@ -23,9 +23,9 @@ from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
 from captum_pda.cli.usage_errors import CommandError, UsageError
-from captum_pda.datasets.records import Record
 from captum_pda.datasets.result_folder import (
     SETTINGS,
+    Record,
     SettingsError,
     json_text,
     keep_settings,

@@ -4,22 +4,31 @@
 conditional mean's answer is from the sampled one, in bits.
 """
 
-from captum_pda.diagnostics.activations import ActivationStatistics, activation_statistics
 from captum_pda.diagnostics.agreement import (
     MapAgreement,
     algorithm_agreement,
     map_agreement,
 )
-from captum_pda.diagnostics.conditional_mean import ConditionalMeanError, conditional_mean_error
-from captum_pda.diagnostics.convergence import SamplingConvergence, sampling_convergence
-from captum_pda.diagnostics.faithfulness import FaithfulnessCurves, faithfulness_curves
-from captum_pda.diagnostics.prior_quality import PriorQuality, prior_quality
-from captum_pda.diagnostics.relevance_gain import (
+from captum_pda.diagnostics.approximation import (
+    ActivationStatistics,
+    ConditionalMeanError,
+    SamplingConvergence,
+    SomeWindows,
+    activation_statistics,
+    conditional_mean_error,
+    sampling_convergence,
+)
+from captum_pda.diagnostics.priors import PriorQuality, prior_quality
+from captum_pda.diagnostics.removal import (
+    BlurFill,
+    FaithfulnessCurves,
+    LinearFill,
+    MeanFill,
+    PriorFill,
     SymmetricRelevanceGain,
+    faithfulness_curves,
     symmetric_relevance_gain,
 )
-from captum_pda.diagnostics.removal_fills import BlurFill, LinearFill, MeanFill, PriorFill
-from captum_pda.diagnostics.some_windows import SomeWindows
 
 __all__ = [
     "ActivationStatistics",

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
-from captum_pda.diagnostics.some_windows import (
+from captum_pda.diagnostics.approximation import (
     target_or_predicted,
     with_conditional_mean,
     with_prior,
     with_samples,
 )
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.methods.gradient import GradientPDA
-from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents

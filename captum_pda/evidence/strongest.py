@@ -14,9 +14,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Quantity
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, Quantity, WindowEvidence
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, signed
 from captum_pda.regions.protocol import Regions, Windows

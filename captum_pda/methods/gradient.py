@@ -1,12 +1,17 @@
-"""Algorithm 3: the first-order form, one forward and one backward pass for all windows."""
+"""Algorithm 3: the first-order form, one forward and one backward pass for all regions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import allow_mutation_on_saved_tensors
 
 from captum_pda import device_sync
 from captum_pda._captum import (
@@ -19,23 +24,20 @@ from captum_pda._captum import (
     readable_name,
 )
 from captum_pda.errors import NonFiniteOutputError
-from captum_pda.evidence.combine import mean_map
-from captum_pda.evidence.window_evidence import to_attribution
-from captum_pda.methods.first_order import FirstOrder
-from captum_pda.methods.input_gradients import input_gradients
+from captum_pda.evidence.evidence import mean_map, to_attribution
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_inputs
+from captum_pda.model.inputs import attribution_dtype, check_choice, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import OUTPUTS, Readout
-from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.model.outputs import OUTPUTS, Reader, Readout
+from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.choice import Extents, RegionChoice
-from captum_pda.regions.protocol import Regions
+from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
-from captum_pda.running.contents import Contents, conditional_mean
+from captum_pda.running.plan import Contents, conditional_mean
+from captum_pda.running.run import fill_chunks
+from captum_pda.running.sampling import Sampling
 
 
 class GradientPDA(GradientAttribution):  # type: ignore[misc]
@@ -185,3 +187,110 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             for regions in sizes
         ]
         return to_attribution(mean_map(maps), tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class FirstOrder:
+    """One example with its gradient, both (1, C, *space), and what is expected in its regions.
+
+    Args:
+        gradient: df/dx.
+        example: x.
+        contents: gives the conditional means.
+        number: which example it is, for regions that differ between examples.
+    """
+
+    gradient: Tensor
+    example: Tensor
+    contents: Contents
+    number: int
+
+    def region_evidence(self, regions: Regions) -> Tensor:
+        """The sum over each region of df/dx (x - x'), (1, W)."""
+        slopes, values = (
+            tensor[0].flatten(1).to(attribution_dtype(tensor))
+            for tensor in (self.gradient, self.example)
+        )
+        evidence = []
+        for windows, means in self._conditional_means(regions):
+            pixels = windows.pixels(self.example.device)
+            change = values[:, pixels] - means.flatten(2).transpose(0, 1)
+            evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
+        return torch.cat(evidence).unsqueeze(0)
+
+    def pixel_evidence(self, regions: Regions) -> Tensor:
+        """R_i = df/dx_i (x_i - x_i'), x_i' averaged over the regions of i, (1, C, *space)."""
+        n_channels, *space = self.example.shape[1:]
+        dtype = attribution_dtype(self.example)
+        total = torch.zeros(n_channels, math.prod(space), dtype=dtype, device=self.example.device)
+        for windows, means in self._conditional_means(regions):
+            hidden = windows.hidden
+            if hidden is not None:
+                means = means * hidden.to(means).unsqueeze(1)
+            flat = means.flatten(2).transpose(0, 1).flatten(1)
+            total.index_add_(1, windows.pixels(total.device).reshape(-1), flat)
+        mean = total.reshape(n_channels, *space) / regions.coverage(total.device)
+        return (self.gradient * (self.example - mean)).to(dtype)
+
+    def _conditional_means(self, regions: Regions) -> Iterator[tuple[Windows, Tensor]]:
+        """The conditional means (W, C, *window), some regions at a time."""
+        own = self.contents.of(self.example, "full")
+        for windows in regions.boxes(self.number):
+            for start, stop in fill_chunks(windows, self.example.shape[1]):
+                some, fills = own.fills(windows[start:stop], Sampling())
+                yield some, fills[0].to(attribution_dtype(self.example))
+
+
+#: In PyTorch's message, where a layer wrote over what the backward pass needs to know.
+OVERWRITTEN = "modified by an inplace operation"
+#: In its message, where the output does not depend on an input.
+UNUSED = "not have been used in the graph"
+
+#: PyTorch lets only one thread at a time copy what is overwritten.
+_copying = threading.Lock()
+
+NO_GRADIENT = (
+    "the model's output has no gradient with respect to {which}: it does not depend on it, or "
+    "through a step that has no gradient, such as torch.no_grad(), detach(), NumPy, argmax or a "
+    "comparison; use EfficientPDA, which needs no gradient{another_way}"
+)
+
+
+def input_gradients(
+    gradient_func: Callable[..., tuple[Tensor, ...]],
+    measured: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    additional_forward_args: Any,
+) -> tuple[Tensor, ...]:
+    """The gradient of the measured predictions with respect to each of the inputs.
+
+    Some models write over their own activations, as an in-place ReLU after another ReLU does.
+    Where that leaves PyTorch without what it needs, the passes are run again on copies.
+    """
+
+    def differentiable(*arguments: Any) -> Tensor:
+        predictions = measured(*arguments)
+        if not predictions.requires_grad:
+            raise ValueError(NO_GRADIENT.format(which="inputs", another_way=""))
+        return predictions
+
+    def gradients() -> tuple[Tensor, ...]:
+        return gradient_func(differentiable, inputs, None, additional_forward_args)
+
+    try:
+        return gradients()
+    except RuntimeError as error:
+        if UNUSED in str(error):
+            raise _unused(str(error)) from error
+        if OVERWRITTEN not in str(error):
+            raise
+    with _copying, allow_mutation_on_saved_tensors():
+        return gradients()
+
+
+def _unused(message: str) -> ValueError:
+    """Which input has no gradient, as far as PyTorch says it."""
+    index = re.search(r"index (\d+)", message)
+    which = f"inputs[{index[1]}]" if index else "one of the inputs"
+    another_way = ", or pass what is not to be explained as additional_forward_args"
+    return ValueError(NO_GRADIENT.format(which=which, another_way=another_way))

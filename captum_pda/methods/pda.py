@@ -11,22 +11,19 @@ from torch import Tensor, nn
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import WindowEvidence
+from captum_pda.methods.base import Pace, PerturbationPDA
 from captum_pda.methods.layer import layer_call, layer_depth, layer_setting
-from captum_pda.methods.perturbation import Pace, PerturbationPDA
-from captum_pda.model.find_layer import NoFeatureMapError, named_layer
-from captum_pda.model.layer_call import LayerCall
+from captum_pda.model.call import ModelCall
+from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
-from captum_pda.model.model_call import ModelCall
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
-from captum_pda.running.contents import Contents, conditional_mean
-from captum_pda.running.resolve import Request, plan_parts
+from captum_pda.running.plan import Contents, Part, Request, conditional_mean, plan_parts
 from captum_pda.running.sampling import Sampling
-from captum_pda.running.task import Part
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

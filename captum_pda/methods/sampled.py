@@ -9,14 +9,14 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
-from captum_pda.evidence.window_evidence import WindowEvidence
-from captum_pda.methods.perturbation import Pace, PerturbationPDA
+from captum_pda.evidence.evidence import WindowEvidence
+from captum_pda.methods.base import Pace, PerturbationPDA
 from captum_pda.model.inputs import check_count, check_tolerance
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales, WindowGrid
-from captum_pda.running.resolve import Request, Tolerance
+from captum_pda.running.plan import Request, Tolerance
 from captum_pda.running.sampling import Sampling
 
 

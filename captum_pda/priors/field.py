@@ -32,16 +32,16 @@ from torch.nn.functional import pad
 from typing_extensions import Self
 
 from captum_pda import device_sync
-from captum_pda.distributed.ranks import Ranks
-from captum_pda.fingerprints import fingerprint
+from captum_pda.distributed import Ranks
+from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
-from captum_pda.priors import storage
-from captum_pda.priors.batches import Images, batches_of
-from captum_pda.priors.empty_context import blurred, pasted
+from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
+from captum_pda.priors.protocol import Images, batches_of, opened_prior, save_prior
 from captum_pda.regions.protocol import Windows, row_major_steps
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -215,7 +215,7 @@ class GaussianFieldPrior:
             raise ValueError("this GaussianFieldPrior has no fit to save; call fit(images) first")
         lengths = torch.from_numpy(np.array([self.correlation_length, self.smoothness]))
         tensors = {"lengths": lengths, "mean": self.mean, "colours": self.colour_covariance}
-        storage.save(path, tensors, {"kind": "GaussianFieldPrior"}, overwrite)
+        save_prior(path, tensors, {"kind": "GaussianFieldPrior"}, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
@@ -223,7 +223,7 @@ class GaussianFieldPrior:
 
         ``device`` is accepted as for other priors; fills are computed on the example's device.
         """
-        with storage.opened(path, "cpu") as file:
+        with opened_prior(path, "cpu") as file:
             if file.settings.get("kind") != "GaussianFieldPrior":
                 raise ValueError("it does not hold a GaussianFieldPrior")
             channels = (file.shapes.get("mean") or [0])[0]
@@ -748,3 +748,35 @@ def _over_ranks(spectrum: _Spectrum | None, ranks: Ranks) -> _Spectrum:
 def _is_covariance(matrix: Tensor) -> bool:
     lowest = torch.linalg.eigvalsh((matrix + matrix.T) / 2)[0]
     return bool(lowest >= -1e-9 * matrix.diagonal().abs().max())
+
+
+DEFAULT_PRIOR = GaussianFieldPrior()
+
+
+def prior_for(prior: Any, method: str) -> Any:
+    """The given prior, or without one the default.
+
+    Args:
+        prior: the user's prior, or None.
+        method: the method that will be called on it.
+    """
+    if prior is None:
+        return DEFAULT_PRIOR
+    if isinstance(prior, type) or not callable(getattr(prior, method, None)):
+        raise TypeError(
+            f"prior={prior!r} has no method {method}; use a GaussianFieldPrior(), "
+            "GaussianPatchPrior, MarginalPrior or ConstantPrior, or write the method as PatchPrior "
+            "describes"
+        )
+    return prior
+
+
+def prior_settings(prior: Any) -> dict[str, object]:
+    """What describes a prior, as plain values; one of your own without ``settings()`` is known by
+    its class and a hash of its code and attributes."""
+    if prior is None:
+        prior = DEFAULT_PRIOR
+    described: dict[str, object] = {"empty_context_version": EmptyContext.version}
+    if callable(getattr(prior, "settings", None)):
+        return {**described, **prior.settings(), **own_code(prior)}
+    return {**described, "kind": type(prior).__qualname__, "sha256": fingerprint(prior)}

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda.datasets.records import versions
+from captum_pda.datasets.result_folder import versions
 from captum_pda.device_sync import in_double
-from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import (
     LEAST_SHARE,
@@ -24,7 +24,6 @@ from captum_pda.evidence.strongest import (
     listed_regions,
     strongest_regions,
 )
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count

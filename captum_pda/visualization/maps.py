@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure
 from captum_pda.visualization.arrays import (

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from scipy.ndimage import distance_transform_edt
 
 from captum_pda._captum import TargetType
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.visualization.arrays import (
     Floats,
     Image,

@@ -10,7 +10,7 @@ from conftest import make_classifier
 from torch import Tensor, nn
 
 from captum_pda import ConstantPrior, diagnostics
-from captum_pda.diagnostics.linear_imputation import linear_imputation
+from captum_pda.diagnostics.removal import linear_imputation
 
 
 def black(image: Tensor, seen: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
-from captum_pda.distributed.ranks import OtherRankError, Ranks
-from captum_pda.running.rank_chunks import ChunkSizes, rank_chunks
+from captum_pda.distributed import OtherRankError, Ranks
+from captum_pda.running.run import ChunkSizes, rank_chunks
 
 METHODS = {"efficient": EfficientPDA, "sampled": SampledPDA}
 CALL = {"sliding_window_shapes": 3, "strides": 1, "perturbations_per_eval": 7}
@@ -52,7 +52,7 @@ def test_every_window_is_run_once_in_the_batches_of_one_process(
     count, per_chunk, at_once, in_batch, monkeypatch
 ):
     grid = WindowGrid((11, 10), (3, 3), (1, 1))
-    monkeypatch.setattr("captum_pda.running.rank_chunks.VALUES_PER_CHUNK", per_chunk * 9)
+    monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", per_chunk * 9)
     sizes = ChunkSizes(values_per_pixel=1, at_once=at_once, in_batch=in_batch)
 
     def batches(rank: int, count: int) -> list[tuple[int, ...]]:

@@ -303,14 +303,14 @@ def test_evidence_of_tuples_and_dense_outputs(images):
 def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
     pda = EfficientPDA(make_classifier(classes=40))
     expected = pda.evidence(images)
-    monkeypatch.setattr("captum_pda.running.loop.VALUES_PER_CHUNK", 40 * 5)
+    monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", 40 * 5)
     kept = []
 
     def watched(scores, output):
         kept.append(scores.numel())
         return marginalise(scores, output)
 
-    monkeypatch.setattr("captum_pda.running.window_scores.marginalise", watched)
+    monkeypatch.setattr("captum_pda.running.sampling.marginalise", watched)
     for found, before in zip(pda.evidence(images).parts, expected.parts, strict=True):
         torch.testing.assert_close(found.scores, before.scores)
     assert max(kept) <= 40 * 5

@@ -32,7 +32,7 @@ from captum_pda import (
     MarginalPrior,
     SampledPDA,
 )
-from captum_pda.priors import per_example
+from captum_pda.priors import field
 
 ORDINARY, LONG = 200, 2500
 
@@ -349,7 +349,7 @@ def check(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def attributions(engine: str) -> tuple[Tensor, ...]:
         recorded.clear()
-        monkeypatch.setattr(per_example, "DEFAULT_PRIOR", record(GaussianFieldPrior()))
+        monkeypatch.setattr(field, "DEFAULT_PRIOR", record(GaussianFieldPrior()))
         prior = make_prior(task)
         options: dict[str, Any] = {"output": task.output, "measure": task.measure}
         arguments: dict[str, Any] = {

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from captum_pda.model.inputs import target_columns
 from captum_pda.model.measures import WeightOfEvidence, marginalise
-from captum_pda.model.readout import Readout
-from captum_pda.model.targets import target_columns
+from captum_pda.model.outputs import Readout
 
 SOFTMAX = Readout("logits", softmax=True)
 SIGMOID = Readout("logits", softmax=False)

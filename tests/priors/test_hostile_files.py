@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from captum_pda import GaussianPatchPrior
-from captum_pda.priors import storage
+from captum_pda.priors import protocol
 
 SECONDS = 10
 MEGABYTES = 300
@@ -78,7 +78,9 @@ def with_header(header, data=b""):
 def tensor_header(**changes):
     """The header of one tensor with some of its entries changed."""
     entry = {"dtype": "F64", "shape": [2, 3], "data_offsets": [0, 48]} | changes
-    return with_header({"range": entry, "__metadata__": {"format": storage.FORMAT}}, bytes(48))
+    return with_header(
+        {"range": entry, "__metadata__": {"format": protocol.FILE_FORMAT}}, bytes(48)
+    )
 
 
 CONTENTS = {
@@ -113,7 +115,7 @@ CONTENTS = {
             f"../../{'x' * 50}{n}\n": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}
             for n in range(20_000)
         }
-        | {"__metadata__": {"format": storage.FORMAT, "version": "1", "settings": "{}"}}
+        | {"__metadata__": {"format": protocol.FILE_FORMAT, "version": "1", "settings": "{}"}}
     ),
 }
 
@@ -277,8 +279,8 @@ def test_a_terabyte_of_holes_is_not_read(tmp_path):
     settings = {"patch_size": [2**16] * 2, "covariance": "stationary", "channels": "joint"}
     header = {
         "__metadata__": {
-            "format": storage.FORMAT,
-            "version": str(storage.VERSION),
+            "format": protocol.FILE_FORMAT,
+            "version": str(protocol.FILE_VERSION),
             "settings": json.dumps(settings | {"regularization": 1e-5, "clip_samples": False}),
         }
     }
@@ -310,13 +312,13 @@ def test_honest_files_are_read(path):
 def test_saving_does_not_overwrite_what_comes_in_between(tmp_path, monkeypatch):
     path = tmp_path / "prior.safetensors"
     prior = GaussianPatchPrior(5).fit(make_images(2, 3, 9, 11))
-    encode = storage.to_bytes
+    encode = protocol.to_bytes
 
     def slow(*arguments, **keywords):
         path.write_text("someone else was faster")
         return encode(*arguments, **keywords)
 
-    monkeypatch.setattr(storage, "to_bytes", slow)
+    monkeypatch.setattr(protocol, "to_bytes", slow)
     with pytest.raises(FileExistsError, match="overwrite=True"):
         prior.save(path)
     assert path.read_text() == "someone else was faster"
@@ -344,7 +346,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_no_half_one(tmp_path, monkeyp
     def fail(*arguments):
         raise error
 
-    monkeypatch.setattr(storage.os, step, fail)
+    monkeypatch.setattr(protocol.os, step, fail)
     if step == "link" and isinstance(error, OSError):  # a file system without links
         prior.save(path)
         assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -15,8 +15,7 @@ from captum_pda import (
     PatchPrior,
     WindowGrid,
 )
-from captum_pda.priors import storage
-from captum_pda.priors.gaussian import conditioning
+from captum_pda.priors import patches, protocol
 
 GRID = WindowGrid((9, 11), (3, 3), (2, 2))
 SETTINGS = [
@@ -190,7 +189,7 @@ def seeded() -> torch.Generator:
 
 
 def test_matrices_are_kept_within_bounds(images, monkeypatch):
-    monkeypatch.setattr(conditioning, "KEPT_VALUES", 5000)
+    monkeypatch.setattr(patches, "KEPT_VALUES", 5000)
     prior = GaussianPatchPrior(5).fit(images)
     fill(prior, images)
     samples_of(prior, images, GRID, 2)
@@ -206,14 +205,14 @@ def test_a_covariance_that_is_not_positive_gets_more_loading_then_an_error():
 
     loading = torch.tensor([1e-3], dtype=torch.float64)
     with pytest.warns(UserWarning, match="loading 10-fold") as caught:
-        factor = conditioning.loaded_factor(correlated(5e-3), loading)
+        factor = patches.loaded_factor(correlated(5e-3), loading)
     assert len(caught) == 1
     torch.testing.assert_close(factor @ factor.mT, correlated(5e-3) + 1e-2 * torch.eye(2))
     with (
         pytest.warns(UserWarning, match="fold"),
         pytest.raises(CovarianceError, match="more images"),
     ):
-        conditioning.loaded_factor(correlated(1e3), loading)
+        patches.loaded_factor(correlated(1e3), loading)
 
 
 def test_fewer_patches_than_values_and_hardly_any_regularization(images):
@@ -261,7 +260,7 @@ def test_a_failed_save_leaves_nothing(images, tmp_path, monkeypatch):
     def fail(*arguments, **keywords):
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage, "to_bytes", fail)
+    monkeypatch.setattr(protocol, "to_bytes", fail)
     with pytest.raises(OSError, match="disk full"):
         GaussianPatchPrior(5).fit(images).save(tmp_path / "prior.safetensors")
     assert list(tmp_path.iterdir()) == []

@@ -90,7 +90,7 @@ def test_attribute_warns_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) ->
 
     model = make_convolutional()
     monkeypatch.setattr(
-        "captum_pda.running.loop.ProgressBar",
+        "captum_pda.running.run.ProgressBar",
         lambda *arguments: ProgressBar(*arguments, clock=clock),
     )
     pda = EfficientPDA(slow, ConstantPrior(0.0), engine="dense")

@@ -17,7 +17,7 @@ from captum_pda.model.measures import (
     marginalise,
 )
 from captum_pda.running.progress import ProgressBar
-from captum_pda.running.sampling_error import StoppingRule, looks, score_error
+from captum_pda.running.sampling import StoppingRule, looks, score_error
 
 MEASURED = (
     ("logits", WeightOfEvidence()),
@@ -323,7 +323,7 @@ def test_the_progress_bar_ends_full(classifier, images, monkeypatch):
             bars.append((self.n, self.total))
             super().close()
 
-    monkeypatch.setattr("captum_pda.running.loop.ProgressBar", Bar)
+    monkeypatch.setattr("captum_pda.running.run.ProgressBar", Bar)
     SampledPDA(classifier).attribute(
         images,
         target=0,

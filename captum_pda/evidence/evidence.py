@@ -4,18 +4,220 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
-from captum_pda.evidence.combine import combined, combined_weights
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Quantity, Reading
 from captum_pda.evidence.self_test import SelfTest, self_test
-from captum_pda.model.inputs import attribution_dtype
+from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
+from captum_pda.regions.protocol import Regions
+
+#: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
+Quantity: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read scores of (N, W, columns).
+
+    Args:
+        output_shape: the shape of one example's output, whose flat columns these are.
+        output: "logits", "probabilities" or "raw".
+        measure: what differences are measured in.
+        summed: whether the columns are those of a region, which is explained as a whole: as the
+            sum over its columns.
+    """
+
+    output_shape: tuple[int, ...]
+    output: str
+    measure: Measure
+    summed: bool = False
+
+    def quantity(self, target: TargetType, name: str = "target") -> Quantity:
+        """What is measured of ``target``."""
+        return lambda scores: self.measure.value(self.pick(scores, target, name)).sum(dim=2)
+
+    def rather(self, first: TargetType, second: TargetType) -> Quantity:
+        """What speaks for ``first`` rather than ``second``."""
+        return lambda scores: self.measure.contrast(
+            self.pick(scores, first, "first"), self.pick(scores, second, "second")
+        ).sum(dim=2)
+
+    def prediction(self, target: TargetType) -> Quantity:
+        """The probability of ``target``, or its raw output; the mean of those of a region."""
+        return lambda scores: self.measure.prediction(self.pick(scores, target)).mean(dim=2)
+
+    def errors(self, errors: Tensor, scores: Tensor, target: TargetType) -> Tensor:
+        """The standard errors of the measured quantity, from those of the scores, (N, W)."""
+        picked = self.pick(errors, target)
+        if picked.shape[2] > 1:
+            raise ValueError(
+                "a sum over a region has no standard error here: its outputs err together; ask for "
+                "one output of it"
+            )
+        return self.measure.error(picked, self.pick(scores, target)).squeeze(2)
+
+    def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
+        """The columns of (N, W, columns) scores that are explained: one, or those of a region."""
+        if self.summed and target is None:
+            return scores
+        region = masked_columns(target, self.output_shape, name)
+        if region is not None:
+            return scores[..., region]
+        columns = target_columns(target, len(scores), self.output_shape, name)
+        index = torch.tensor(columns, device=scores.device)[:, None, None]
+        return scores.gather(2, index.expand(-1, scores.shape[1], 1))
+
+
+#: How values between the places of a feature map are read, by its number of spatial dimensions.
+INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EvidencePart:
+    """What regions of one size say about every output.
+
+    Args:
+        tensor: the number of the input tensor that they lie in.
+        regions: where they lie.
+        context: "full" (all else was seen) or "empty" (nothing else was seen).
+        reading: how scores become evidence.
+        reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
+        scores: the same with each region changed, (N, W, columns).
+        drawn: how many contents of each region the model has seen, (N, W).
+        errors: the standard errors of ``scores``, where there were several samples.
+        depth: "input", or the name of the layer in whose feature map the regions lie.
+    """
+
+    tensor: int
+    regions: Regions
+    context: str
+    reading: Reading
+    reference: Tensor
+    scores: Tensor
+    drawn: Tensor
+    errors: Tensor | None = None
+    depth: str = "input"
+
+    def __repr__(self) -> str:
+        where = "" if self.depth == "input" else f", depth {self.depth}"
+        return (
+            f"EvidencePart({len(self.regions)} regions of {self.regions.size}, context "
+            f"{self.context}{where})"
+        )
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The window's shape, or the mean extent of other regions."""
+        return self.regions.size
+
+    def values(self, target: TargetType = None) -> Tensor:
+        """The evidence of each region for ``target``, (N, W)."""
+        return self.differences(self.reading.quantity(target))
+
+    def differences(self, quantity: Quantity) -> Tensor:
+        """By how much a quantity is larger where each region is seen, (N, W)."""
+        before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
+        return before - after if self.context == "full" else after - before
+
+    def predictions(self, target: TargetType = None) -> Tensor:
+        """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
+        return self.reading.prediction(target)(self.scores)
+
+    def standard_error(self, target: TargetType = None) -> Tensor:
+        """The standard error of each of the ``values``, (N, W), from the samples' spread."""
+        if self.errors is None:
+            raise ValueError(
+                "a standard error needs two samples or more of each window; use "
+                "SampledPDA(...).evidence(inputs, n_samples=10)"
+            )
+        return self.reading.errors(self.errors, self.scores, target)
+
+    def map(self, values: Tensor, space: tuple[int, ...]) -> Tensor:
+        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space)."""
+        averaged = self.regions.average(values)
+        if self.regions.space == space:
+            return averaged
+        larger = F.interpolate(
+            averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)], align_corners=False
+        )
+        return larger.squeeze(1)
+
+
+#: A spread of this share of the largest one is no more than rounding.
+ROUNDING = 1e-4
+
+
+def weights(maps: Sequence[Tensor]) -> Tensor:
+    """How much each map (N, *space) counts, (maps, N); the weights of an example add up to 1.
+
+    A map's weight is the inverse of its spread s_k, its standard deviation over the pixels: a
+    region says several times as many bits by itself as are lost without it, and these would drown
+    the others.
+    A map whose spread is but rounding tells no pixel from another, and counts only where all maps
+    are so.
+    """
+    spreads = torch.stack([_spread(values) for values in maps])
+    flat = spreads <= ROUNDING * spreads.amax(dim=0)
+    inverse = torch.where(flat, 0, 1 / spreads.where(~flat, 1))
+    inverse = torch.where(flat.all(dim=0), 1, inverse)
+    return inverse / inverse.sum(dim=0)
+
+
+def mean_map(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
+    """The mean of maps (N, *space) that answer one question; of ``unfinished`` ones, of those that
+    know a pixel."""
+    n_maps = maps[0].new_full((len(maps), len(maps[0])), 1 / len(maps))
+    return _average(maps, n_maps, unfinished)
+
+
+def weighted_mean(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
+    """M = sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k (N, *space) with spreads s_k.
+
+    Where one of them is NaN, so is M; of ``unfinished`` maps, the others are averaged alone.
+    """
+    return _average(maps, weights(maps), unfinished)
+
+
+def _average(maps: Sequence[Tensor], shares: Tensor, unfinished: bool) -> Tensor:
+    if len(maps) == 1:
+        return maps[0]
+    total = torch.zeros_like(maps[0])
+    counted = torch.zeros_like(maps[0])
+    for values, share in zip(maps, shares, strict=True):
+        known = values.isfinite() if unfinished else torch.ones_like(values, dtype=torch.bool)
+        per_pixel = share.reshape(-1, *[1] * (values.dim() - 1)) * known
+        total += per_pixel * values.where(known, 0)
+        counted += per_pixel
+    return total / counted
+
+
+def combined(questions: Sequence[Sequence[Tensor]], unfinished: bool = False) -> Tensor:
+    """The weighted mean over questions of the mean map of each question."""
+    return weighted_mean([mean_map(maps, unfinished) for maps in questions], unfinished)
+
+
+def combined_weights(questions: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """How much each map counts in ``combined``, (maps of the question, N) for each question."""
+    between = weights([mean_map(maps) for maps in questions])
+    return [
+        (share / len(maps)).expand(len(maps), -1)
+        for maps, share in zip(questions, between, strict=True)
+    ]
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation of each example's finite pixels, (N,)."""
+    flat = values.flatten(1)
+    known = flat.isfinite()
+    count = known.sum(dim=1).clamp_min(1)
+    mean = flat.where(known, 0).sum(dim=1, keepdim=True) / count.unsqueeze(1)
+    squares = (flat - mean).square().where(known, 0).sum(dim=1)
+    return (squares / count).sqrt()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,10 +1,9 @@
-"""What SampledPDA and EfficientPDA share: replace each window, and compare the predictions."""
+"""What all methods by perturbation share: replace each region, and compare the predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,10 +11,8 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, readable_name
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.engines import (
-    BatchLoop,
-    BatchSize,
     Engine,
     EngineReport,
     engine_for,
@@ -23,33 +20,31 @@ from captum_pda.engines import (
 )
 from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Reading
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.reader import Reader
-from captum_pda.model.readout import OUTPUTS
-from captum_pda.priors import PatchPrior
-from captum_pda.priors.per_example import prior_settings
+from captum_pda.model.outputs import OUTPUTS
+from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.protocol import Regions, Windows
-from captum_pda.running.contents import Contents
-from captum_pda.running.loop import Run
-from captum_pda.running.rank_chunks import agree_on_model
-from captum_pda.running.resolve import (
+from captum_pda.running.ask import Asker
+from captum_pda.running.plan import (
+    Contents,
+    Depth,
+    Execution,
+    Part,
     Request,
     Tolerance,
     plan_parts,
-    resolve_sampling,
     resolve_task,
 )
+from captum_pda.running.run import Run, agree_on_model, resolve_sampling
 from captum_pda.running.sampling import Sampling
-from captum_pda.running.task import Depth, Execution, Part
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
 
 ONE_FILL, NO_TOLERANCE = Sampling(), Tolerance()
 
@@ -231,7 +226,13 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             )
             for part, reference, found in known
         )
-        ask = partial(_ask, call, task.reader) if isinstance(call, ModelCall) else None
+        ask = None
+        if isinstance(call, ModelCall):
+            depth = task.parts[0].depth
+            rows = run.execution.perturbations_per_eval
+            ask = Asker(
+                call, depth.contents, depth.engine, task.reader, task.seen, run.sampling, rows
+            )
         return WindowEvidence(
             call.inputs, task.seen, parts, reading, call.is_tuple, self.prior, ask
         )
@@ -249,14 +250,6 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     result,
                 )
         return result
-
-
-def _ask(call: ModelCall, reader: Reader, example: int, copies: Tensor) -> Tensor:
-    """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-    read, forward = reader.for_example(example), call.for_example(example, 0)
-    loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
-    with evaluation_mode(call.forward_func):
-        return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
 
 
 def _errors(errors: Tensor | None, scores: Tensor, part: Part) -> Tensor | None:

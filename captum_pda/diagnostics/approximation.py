@@ -1,0 +1,486 @@
+"""How far the conditional mean's answer is from the sampled one: the paper's experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from captum_pda import device_sync
+from captum_pda._captum import TargetType
+from captum_pda.device_sync import in_double
+from captum_pda.evidence.evidence import WindowEvidence
+from captum_pda.methods.base import PerturbationPDA
+from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.sampled import SampledPDA
+from captum_pda.model.inputs import check_choice, check_count, check_images
+from captum_pda.priors import PatchPrior
+from captum_pda.regions.choice import Extents, make_grids
+from captum_pda.regions.windows import WindowGrid
+
+
+@dataclass(frozen=True)
+class SomeWindows:
+    """Which windows a diagnosis looks at: some at random, or those that start at given pixels.
+
+    Args:
+        n: how many, at random among all places of the window.
+        corners: the first pixels of the windows instead, such as ``[(0, 0)]``.
+        sliding_window_shapes: the window's size, as in ``attribute``. Default: the papers', 10
+            wide, or 4 in images under 64.
+
+    Example::
+
+        >>> SomeWindows(20)
+        >>> SomeWindows(corners=[(96, 40)], sliding_window_shapes=10)
+    """
+
+    n: int = 8
+    corners: Sequence[Sequence[int]] | None = None
+    sliding_window_shapes: Extents = None
+
+    def of(self, inputs: Tensor, generator: torch.Generator | None) -> WindowGrid:
+        """These windows of images (N, C, *space), the same for every example."""
+        (grid,) = make_grids((inputs,), self.sliding_window_shapes, 1)
+        if self.corners is not None:
+            return grid.pick(_numbers_at(grid, self.corners))
+        return grid.pick(_random_numbers(grid, check_count("n", self.n), generator))
+
+
+def chosen_windows(
+    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
+) -> WindowGrid:
+    """The windows that were asked for, of images (N, C, *space)."""
+    check_images("inputs", inputs)
+    if isinstance(windows, WindowGrid):
+        return windows
+    if not isinstance(windows, SomeWindows):
+        raise TypeError(
+            f"windows must be SomeWindows or a WindowGrid, got {windows!r}; for example "
+            "SomeWindows(20) or SomeWindows(corners=[(0, 0)])"
+        )
+    return windows.of(inputs, generator)
+
+
+def chosen_window(
+    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
+) -> WindowGrid:
+    """The one window that was asked for, of one image (1, C, *space)."""
+    window = chosen_windows(windows, inputs, generator)
+    if len(inputs) != 1:
+        raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
+    if len(window) != 1:
+        raise ValueError(
+            f"windows holds {len(window)} windows, and this looks at one; give SomeWindows(1) or "
+            "one corner"
+        )
+    return window
+
+
+def _numbers_at(grid: WindowGrid, corners: Sequence[Sequence[int]]) -> list[int]:
+    """The numbers of the windows whose first pixels are given."""
+    numbers = []
+    for corner in corners:
+        if len(corner) != len(grid.shape) or not all(
+            0 <= start < size for start, size in zip(corner, grid.shape, strict=True)
+        ):
+            raise ValueError(
+                f"no window of {grid.window} starts at {tuple(corner)}; a corner has "
+                f"{len(grid.shape)} numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
+            )
+        numbers.append(int(np.ravel_multi_index(tuple(corner), grid.shape)))
+    return numbers
+
+
+def _random_numbers(grid: WindowGrid, n: int, generator: torch.Generator | None) -> list[int]:
+    """The numbers of some windows, each as likely as any other, in the grid's order."""
+    seed = device_sync.draw_seed(generator)
+    order = np.random.default_rng(seed % 2**64).permutation(len(grid))
+    return sorted(int(number) for number in order[:n])
+
+
+def with_samples(pda: PerturbationPDA) -> SampledPDA:
+    """SampledPDA with the same model, prior and settings."""
+    return SampledPDA(pda.forward_func, pda.prior, **_settings(pda))
+
+
+def with_conditional_mean(pda: PerturbationPDA) -> EfficientPDA:
+    """EfficientPDA with the same model, prior and settings."""
+    return with_prior(pda, pda.prior)
+
+
+def with_prior(pda: PerturbationPDA, prior: PatchPrior | None) -> EfficientPDA:
+    """EfficientPDA with the same model and settings, and another prior."""
+    return EfficientPDA(pda.forward_func, prior, **_settings(pda))
+
+
+def _settings(pda: PerturbationPDA) -> dict[str, Any]:
+    return {
+        "output": pda.output,
+        "measure": pda.measure,
+        "engine": pda.engine,
+        "process_group": pda.process_group,
+    }
+
+
+def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
+    """The target as given, or without one the predicted class of each example."""
+    if target is None and evidence.output != "raw" and len(evidence.output_shape) == 1:
+        return device_sync.as_integers(evidence.scores.argmax(dim=1))
+    return target
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ConditionalMeanError:
+    """Windows' evidence by the conditional mean and by samples, all (N, W) but ``corners``.
+
+    Args:
+        efficient: the evidence with the conditional mean in the window (Algorithm 2).
+        sampled: the evidence averaged over samples (Algorithm 1).
+        standard_error: that of ``sampled``.
+        efficient_without: P(c|x without w) by the conditional mean; the value for raw outputs.
+        sampled_without: the same averaged over samples.
+        corners: the windows' first pixels, (W, dims).
+        n_samples: how many samples each window had.
+        unit: what the evidence is in.
+    """
+
+    efficient: Tensor
+    sampled: Tensor
+    standard_error: Tensor
+    efficient_without: Tensor
+    sampled_without: Tensor
+    corners: Tensor
+    n_samples: int
+    unit: str
+
+    @property
+    def error(self) -> Tensor:
+        """The evidence by the conditional mean less the sampled one, (N, W)."""
+        return self.efficient - self.sampled
+
+    @property
+    def prediction_error(self) -> Tensor:
+        """P(c|x without w) by the conditional mean less the sampled one, (N, W): `appro_error`."""
+        return self.efficient_without - self.sampled_without
+
+    @property
+    def root_mean_square(self) -> float:
+        """The size of the error, sampling noise included."""
+        return _root_mean_square(self.error)
+
+    @property
+    def beyond_sampling(self) -> float:
+        """The size of the error after the sampling's own is taken off: sqrt(mean(error^2 - se^2))
+        or 0, the conditional mean's own error."""
+        squares = in_double(self.error).square() - in_double(self.standard_error).square()
+        return float(squares.mean().clamp_min(0).sqrt())
+
+    def __str__(self) -> str:
+        n_examples, n_windows = self.error.shape
+        return (
+            f"conditional mean against {self.n_samples} samples, {n_examples} examples x "
+            f"{n_windows} windows: error {self.root_mean_square:.3g} {self.unit} (root mean "
+            f"square; median {float(self.error.abs().median()):.3g}), of which the sampling's own "
+            f"standard error is {_root_mean_square(self.standard_error):.3g}; the evidence itself "
+            f"is {_root_mean_square(self.sampled):.3g}"
+        )
+
+    __repr__ = __str__
+
+
+def conditional_mean_error(
+    pda: PerturbationPDA,
+    inputs: Tensor,
+    target: TargetType = None,
+    *,
+    additional_forward_args: object = None,
+    windows: SomeWindows | WindowGrid | None = None,
+    n_samples: int = 100,
+    generator: torch.Generator | None = None,
+    perturbations_per_eval: int | None = None,
+    show_progress: bool = False,
+) -> ConditionalMeanError:
+    """Ask for a few windows what EfficientPDA and SampledPDA say, on your own model.
+
+    Args:
+        pda: an EfficientPDA (or SampledPDA): its model, prior, output, measure and engine are used.
+        inputs: (N, C, *space).
+        target: as in ``attribute``; None takes the predicted class of each example.
+        additional_forward_args, perturbations_per_eval, show_progress: as in ``attribute``.
+        windows: SomeWindows to look at, the same for every example, or a WindowGrid. Default: 8
+            at random. The paper's figure `appro_error` has one fixed window in 200 images,
+            ``SomeWindows(corners=[(0, 0)])``.
+        n_samples: how many samples to draw of each window; 500 in the paper.
+        generator: seeds the choice of windows and the samples.
+
+    Example::
+
+        >>> print(diagnostics.conditional_mean_error(EfficientPDA(model), image))
+    """
+    n_samples = check_count("n_samples", n_samples)
+    if n_samples < 2:
+        raise ValueError(f"n_samples={n_samples} has no standard error; draw 2 or more")
+    some = SomeWindows(8) if windows is None else windows
+    grid = chosen_windows(some, inputs, generator)
+    common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
+    efficient = with_conditional_mean(pda).evidence(*common, windows=grid)
+    sampled = with_samples(pda).evidence(
+        *common, n_samples=n_samples, generator=generator, windows=grid
+    )
+    target = target_or_predicted(target, efficient)
+    return ConditionalMeanError(
+        cast(Tensor, efficient.window_values(target)),
+        cast(Tensor, sampled.window_values(target)),
+        cast(Tensor, sampled.standard_error(target)),
+        cast(Tensor, efficient.predictions_without(target)),
+        cast(Tensor, sampled.predictions_without(target)),
+        grid.corners,
+        n_samples,
+        pda.measure.unit,
+    )
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(in_double(values).square().mean().sqrt())
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SamplingConvergence:
+    """One window's P(c|x without w), estimated from 1, 2, ... S samples.
+
+    Args:
+        sampled: the mean over the first n samples, n = 1 ... S, (repeats, S).
+        efficient: by the conditional mean, one number.
+        corner: the window's first pixel.
+    """
+
+    sampled: Tensor
+    efficient: float
+    corner: tuple[int, ...]
+
+    @property
+    def n_samples(self) -> Tensor:
+        """1, 2, ... S."""
+        return torch.arange(1, self.sampled.shape[1] + 1)
+
+    @property
+    def difference(self) -> Tensor:
+        """|P sampled - P by the conditional mean|, (repeats, S): what the paper's figure shows."""
+        return (self.sampled - self.efficient).abs()
+
+    @property
+    def spread(self) -> Tensor:
+        """The standard deviation over the repeats, (S,): how much the number depends on chance."""
+        return self.sampled.std(dim=0)
+
+    def __str__(self) -> str:
+        repeats, n_samples = self.sampled.shape
+        at = [n for n in (1, 10, 100) if n < n_samples] + [n_samples]
+        settled = ", ".join(f"{float(self.difference[:, n - 1].mean()):.3g} after {n}" for n in at)
+        return (
+            f"window at {self.corner}, {repeats} repeats: mean difference from the conditional "
+            f"mean's {self.efficient:.3g} is {settled} samples"
+        )
+
+    __repr__ = __str__
+
+
+def sampling_convergence(
+    pda: PerturbationPDA,
+    inputs: Tensor,
+    target: TargetType = None,
+    *,
+    additional_forward_args: object = None,
+    windows: SomeWindows | WindowGrid | None = None,
+    n_samples: int = 500,
+    repeats: int = 1,
+    generator: torch.Generator | None = None,
+    perturbations_per_eval: int | None = None,
+    show_progress: bool = False,
+) -> SamplingConvergence:
+    """Watch one window's prediction settle as more samples are drawn.
+
+    Args:
+        pda, additional_forward_args, perturbations_per_eval, show_progress, generator: as in
+            ``conditional_mean_error``.
+        inputs: one image, (1, C, *space).
+        target: as in ``attribute``; None takes the predicted class.
+        windows: which window to look at. Default: one at random, as in the paper;
+            ``SomeWindows(corners=[(96, 40)])`` is one at a place.
+        n_samples: S, the largest number of samples.
+        repeats: how many times to start again with new samples.
+
+    Example::
+
+        >>> diagnostics.sampling_convergence(EfficientPDA(model), image, repeats=4).spread
+    """
+    n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
+    some = SomeWindows(1) if windows is None else windows
+    window = chosen_window(some, inputs, generator)
+    common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
+    efficient = with_conditional_mean(pda).evidence(*common, windows=window)
+    target = target_or_predicted(target, efficient)
+    # The same window many times with one sample each, so that every sample is kept apart.
+    copies = window.pick([0] * (n_samples * repeats))
+    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, windows=copies)
+    predictions = in_double(cast(Tensor, single.predictions_without(target))).reshape(
+        repeats, n_samples
+    )
+    counts = torch.arange(1, n_samples + 1, device=predictions.device)
+    return SamplingConvergence(
+        predictions.cumsum(dim=1) / counts,
+        float(cast(Tensor, efficient.predictions_without(target))),
+        tuple(window.corner_array[0].tolist()),
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ActivationStatistics:
+    """What a layer's units do over the samples of one window; all of shape (units,).
+
+    Args:
+        mean: over the samples.
+        standard_deviation: over the samples.
+        rectified_mean: the mean of ReLU(activation) over the samples.
+        at_conditional_mean: the activation with the conditional mean in the window.
+        unperturbed: the activation with everything seen.
+        n_samples: how many samples there were.
+    """
+
+    mean: Tensor
+    standard_deviation: Tensor
+    rectified_mean: Tensor
+    at_conditional_mean: Tensor
+    unperturbed: Tensor
+    n_samples: int
+
+    @property
+    def ratio(self) -> Tensor:
+        """|mean| / standard deviation: where it is large, a ReLU is linear over the samples."""
+        return self.mean.abs() / self.standard_deviation
+
+    @property
+    def error(self) -> Tensor:
+        """The activation at the conditional mean less the mean activation."""
+        return self.at_conditional_mean - self.mean
+
+    @property
+    def rectifier_error(self) -> Tensor:
+        """E[ReLU(a)] - ReLU(E[a]): what exchanging this layer's ReLU and the mean costs."""
+        return self.rectified_mean - self.mean.clamp_min(0)
+
+    def __str__(self) -> str:
+        size = float(self.mean.square().mean().sqrt())
+        linear = float((self.ratio > 2).float().mean())
+        return (
+            f"{len(self.mean)} units over {self.n_samples} samples: activations {size:.3g} (root "
+            f"mean square), their standard deviation {float(self.standard_deviation.median()):.3g} "
+            f"(median), mean over 2 standard deviations from zero for {linear:.0%} of the units; "
+            f"at the conditional mean they differ from their mean by "
+            f"{float(self.error.square().mean().sqrt()):.3g}"
+        )
+
+    __repr__ = __str__
+
+
+def activation_statistics(
+    pda: PerturbationPDA,
+    inputs: Tensor,
+    layer: nn.Module,
+    of: str = "output",
+    *,
+    additional_forward_args: object = None,
+    windows: SomeWindows | WindowGrid | None = None,
+    n_samples: int = 160,
+    generator: torch.Generator | None = None,
+    perturbations_per_eval: int | None = None,
+) -> ActivationStatistics:
+    """Fill one window with samples, and look at a layer's activations.
+
+    Args:
+        pda, additional_forward_args, generator, perturbations_per_eval: as in
+            ``conditional_mean_error``.
+        inputs: one image, (1, C, *space).
+        layer: a module of the model, such as a fully connected layer.
+        of: "output" of the layer (what the next ReLU gets, as in the paper) or its "input".
+        windows: which window to look at. Default: the top left corner, as in the paper.
+        n_samples: how many samples; 160 in the paper. Memory grows with samples times units.
+
+    Example::
+
+        >>> diagnostics.activation_statistics(EfficientPDA(model), image, model.classifier).ratio
+    """
+    n_samples = check_count("n_samples", n_samples)
+    check_choice("of", of, ("output", "input"))
+    if windows is None:
+        windows = SomeWindows(corners=[(0,) * len(check_images("inputs", inputs).shape[2:])])
+    window = chosen_window(windows, inputs, generator)
+    units = _Activations(pda.forward_func, layer, of)
+    common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
+    settings: dict[str, Any] = {"prior": pda.prior, "output": "raw", "engine": "dense"}
+    settings["process_group"] = pda.process_group
+    at_mean = EfficientPDA(units, **settings).evidence(*common, windows=window)
+    # The same window many times with one sample each, so that every sample is kept apart.
+    samples = SampledPDA(units, **settings).evidence(
+        *common, n_samples=1, generator=generator, windows=window.pick([0] * n_samples)
+    )
+    activations = in_double(samples.parts[0].scores[0])
+    return ActivationStatistics(
+        activations.mean(dim=0),
+        activations.std(dim=0) if n_samples > 1 else torch.zeros_like(activations[0]),
+        activations.clamp_min(0).mean(dim=0),
+        in_double(at_mean.parts[0].scores[0, 0]),
+        in_double(at_mean.scores[0]),
+        n_samples,
+    )
+
+
+class _Activations(nn.Module):
+    """A model that returns what one of its layers got or gave, one row per example."""
+
+    def __init__(self, forward_func: Callable[..., Any], layer: nn.Module, of: str) -> None:
+        super().__init__()
+        # A module among them is found by evaluation_mode, and put back after.
+        self._forward_func = forward_func
+        self._layer = layer
+        self._of = of
+        self.training = False
+
+    def forward(self, *arguments: Any) -> Tensor:
+        seen: list[Any] = []
+
+        # Copies, since what comes after may write into the same memory.
+        def before(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+            seen.append(_copied(inputs[0] if inputs else None))
+
+        def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            seen.append(_copied(output))
+
+        if self._of == "input":
+            hook = self._layer.register_forward_pre_hook(before)
+        else:
+            hook = self._layer.register_forward_hook(after)
+        try:
+            self._forward_func(*arguments)
+        finally:
+            hook.remove()
+        if not seen:
+            raise ValueError(
+                f"the layer {type(self._layer).__name__} was not called by the model; give one of "
+                "its own modules, such as model.classifier"
+            )
+        if not isinstance(seen[-1], Tensor):
+            raise TypeError(
+                f"the layer's {self._of} is a {type(seen[-1]).__name__}, not a tensor; give "
+                "another layer"
+            )
+        return seen[-1].flatten(1)
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,1 +1,0 @@
-"""The Gaussian patch prior."""

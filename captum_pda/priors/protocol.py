@@ -1,0 +1,218 @@
+"""What a prior is, the data it may be fitted to, and the file it is stored in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+
+from captum_pda.files import write_whole
+from captum_pda.model.inputs import check_images
+from captum_pda.regions.protocol import Windows
+
+
+@runtime_checkable
+class PatchPrior(Protocol):
+    """What could stand in each region of one example, given what surrounds it.
+
+    EfficientPDA and GradientPDA need ``conditional_mean`` only, SampledPDA ``sample`` only. Regions
+    of any shape have a mask ``regions.hidden`` (W, *window), true where a pixel is hidden; what is
+    given for the other pixels of a box is not used.
+
+    Optional methods:
+
+    - ``nothing_seen(example)``, the input (C, *space) with nothing seen, for contexts "empty" and
+      "both".
+    - ``seen_alone(example, regions)``, each region with nothing else seen: the boxes that differ
+      from ``nothing_seen`` as PlacedWindows, and their contents (W, C, *box). Without it regions
+      are pasted into ``nothing_seen`` with soft edges.
+    - ``settings()``, a dict of plain values that describes the prior in result files. Without it, a
+      prior of your own is known there by its class and a hash of its attributes.
+
+    Example::
+
+        >>> class Inpainting:
+        ...     def conditional_mean(self, example, regions):
+        ...         # regions.corners (W, dims) and regions.window say where the windows are
+        ...         return inpaint(example, regions.corners, regions.window)
+        >>> EfficientPDA(model, prior=Inpainting()).attribute(image, target=3)
+    """
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        """The expected content of each region of an example (C, *space), (W, C, *window)."""
+        ...
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws of each region's content, (S, W, C, *window)."""
+        ...
+
+
+#: A tensor (N, C, *space), an iterable of such tensors or of tuples that start with one (a
+#: DataLoader with labels), or a Dataset.
+Images: TypeAlias = Tensor | Iterable[Any] | Dataset[Any]
+
+
+def batches_of(
+    data: Images, show_progress: bool = False, may_be_empty: bool = False
+) -> Iterator[Tensor]:
+    """The image batches of ``data``, one at a time, without their labels."""
+    if isinstance(data, Tensor):
+        data = [data]
+    elif isinstance(data, Dataset):
+        # One at a time, as a data set's images may differ in size.
+        data = DataLoader(data, batch_size=1)
+    elif not isinstance(data, Iterable):
+        raise TypeError(
+            "fit takes a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader, "
+            f"got {type(data).__name__}"
+        )
+    empty = True
+    shown = tqdm(data, desc="Fitting") if show_progress else data
+    for number, item in enumerate(shown):
+        yield check_images(f"batch {number}", _images_of(item))
+        empty = False
+    if empty and not may_be_empty:
+        raise ValueError("there were no batches to fit; the iterable was empty or used up")
+
+
+def _images_of(item: Any) -> Any:
+    """The images of a batch, which may come with labels."""
+    if isinstance(item, Mapping):
+        raise TypeError(
+            f"a batch is a dict with the keys {list(item)}; pass its images only, for example "
+            "(batch['image'] for batch in loader)"
+        )
+    if not isinstance(item, tuple | list) or not item:
+        return item
+    if len(item) > 1 and isinstance(item[0], Tensor) and isinstance(item[1], int | float | str):
+        raise TypeError(
+            f"an item holds one image with the label {item[1]!r} where a batch was expected; wrap "
+            "the data set in a DataLoader, or pass the data set itself"
+        )
+    return item[0]
+
+
+FILE_FORMAT = "captum_pda prior"
+FILE_VERSION = 1
+#: A larger file is not read: factoring its covariance would be out of reach.
+MOST_BYTES = 2**32
+#: Nor one with a longer header: the names of many thousand tensors may take minutes to read.
+MOST_HEADER_BYTES = 2**16
+#: Characters of an error message; a hostile file may have much to say.
+LONGEST_MESSAGE = 300
+
+
+def save_prior(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    overwrite: bool,
+) -> None:
+    """Write a file of tensors and settings, whole or not at all."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
+    if os.path.lexists(target) and not overwrite:
+        raise _already_there(target)
+    header = {
+        "format": FILE_FORMAT,
+        "version": str(FILE_VERSION),
+        "settings": json.dumps(dict(settings)),
+    }
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        write_whole(target, to_bytes(contiguous, metadata=header), overwrite)
+    except FileExistsError:  # it came there in the meantime
+        raise _already_there(target) from None
+
+
+def _already_there(target: Path) -> FileExistsError:
+    return FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
+
+
+class StoredPrior:
+    """An opened file that ``save_prior`` wrote: its settings, and what it says of its tensors.
+
+    Nothing of the tensors is read before their shapes were compared with what belongs there.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        header = file.metadata() or {}
+        if header.get("format") != FILE_FORMAT:
+            raise ValueError(f"its header does not say {FILE_FORMAT!r}")
+        if header.get("version") != str(FILE_VERSION):
+            raise ValueError(
+                f"it has version {header.get('version')!r}, and this library reads {FILE_VERSION}"
+            )
+        settings = json.loads(header.get("settings", ""))
+        if not isinstance(settings, dict):
+            raise ValueError("its settings are not a table")
+        self.settings: dict[str, Any] = settings
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        self.shapes: dict[str, list[int]] = {name: s.get_shape() for name, s in slices.items()}
+        self._dtypes = {name: s.get_dtype() for name, s in slices.items()}
+
+    def read(self, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+        """The tensors, which must have these shapes; refuses what is missing, extra, misshapen or
+        not finite."""
+        if set(self.shapes) != set(shapes):
+            raise ValueError(f"it holds {sorted(self.shapes)} where {sorted(shapes)} belong")
+        for name, shape in shapes.items():
+            if self.shapes[name] != list(shape):
+                raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
+            if self._dtypes[name] != "F64":
+                raise ValueError(f"{name} has dtype {self._dtypes[name]} where F64 belongs")
+        tensors = {name: self._file.get_tensor(name) for name in shapes}
+        for name, tensor in tensors.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds NaN or infinite values")
+        return tensors
+
+
+@contextmanager
+def opened_prior(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[StoredPrior]:
+    """Open a file that ``save_prior`` wrote; what is wrong with it is said in one line."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no prior at {path}")
+    try:
+        # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
+        if Path(path).stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes, and no prior needs so many")
+        with open(path, "rb") as start:
+            header_bytes = int.from_bytes(start.read(8), "little")
+        if header_bytes > MOST_HEADER_BYTES:
+            raise ValueError(
+                f"its header has {header_bytes} bytes, and no prior's has more than "
+                f"{MOST_HEADER_BYTES}"
+            )
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            yield StoredPrior(file)
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+    ) as e:
+        message = " ".join(str(e).split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[:LONGEST_MESSAGE]} ..."
+        raise ValueError(f"{path} is not a prior that can be used: {message}") from e

@@ -1,0 +1,338 @@
+"""Priors of a few lines: a constant, other images, the rest of a map, a mean of samples."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from captum_pda import device_sync
+from captum_pda.errors import NotFittedError
+from captum_pda.fingerprints import fingerprint
+from captum_pda.model.inputs import check_count
+from captum_pda.priors.empty_context import EmptyContext, pasted
+from captum_pda.priors.field import prior_for, prior_settings
+from captum_pda.priors.protocol import Images, PatchPrior, batches_of
+from captum_pda.regions.protocol import PlacedWindows, Windows
+
+
+class ConstantPrior:
+    """Fills every window with a constant, as `captum.attr.Occlusion
+    <https://captum.ai/api/occlusion.html>`_ does with its baseline.
+
+    Args:
+        value: a number, one number per channel (C,), or a whole baseline (C, *space).
+
+    Example::
+
+        >>> EfficientPDA(model, prior=ConstantPrior(0.0)).attribute(image, target=3)
+    """
+
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
+    def __init__(self, value: float | Tensor = 0.0) -> None:
+        self.value = value
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        baseline = self._baseline(example)
+        fills = baseline.flatten(1)[:, regions.pixels(example.device)].movedim(0, 1)
+        return fills.reshape(-1, len(example), *regions.window)
+
+    def _baseline(self, example: Tensor) -> Tensor:
+        """The constant at every pixel, (C, *space)."""
+        channels, *space = example.shape
+        value = torch.as_tensor(self.value, dtype=example.dtype, device=example.device)
+        if value.dim() == 1:
+            value = value.reshape(-1, *(1 for _ in space))
+        try:
+            return value.expand(channels, *space)
+        except RuntimeError:
+            raise ValueError(
+                f"ConstantPrior's value has shape {tuple(value.shape)}; for an example of shape "
+                f"{tuple(example.shape)} give a number, {channels} numbers, or "
+                f"{(channels, *space)}"
+            ) from None
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        mean = self.conditional_mean(example, regions)
+        return mean.expand(n_samples, *mean.shape)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The constant everywhere, (C, *space)."""
+        return self._baseline(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
+        """Each region in the constant, with soft edges: boxes, and contents (W, C, *box)."""
+        return pasted(example, self._baseline(example), windows)
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        value: object = self.value
+        if isinstance(value, Tensor):
+            value = value.tolist() if value.dim() <= 1 else {"sha256": fingerprint(value)}
+        return {"kind": "ConstantPrior", "version": self.version, "value": value}
+
+    def __repr__(self) -> str:
+        return f"ConstantPrior({self.value!r})"
+
+
+class MarginalPrior:
+    """P(x_w) in place of P(x_w | surroundings), as in the paper's MNIST experiment.
+
+    Samples are real windows of the fitted images at the same place; the conditional mean is their
+    mean. It suits aligned images of one size, such as digits. The images are kept, so memory grows
+    with them.
+
+    Example::
+
+        >>> prior = MarginalPrior().fit(train_loader)
+        >>> SampledPDA(model, prior=prior).attribute(digit, target=3, sliding_window_shapes=4)
+    """
+
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
+    def __init__(self) -> None:
+        self._images: Tensor | None = None
+        self._mean: Tensor | None = None
+
+    def fit(self, data: Images, show_progress: bool = False) -> Self:
+        """Take the images of a tensor, an iterable of batches, or a DataLoader."""
+        batches = [batch.detach() for batch in batches_of(data, show_progress)]
+        shapes = {tuple(batch.shape[1:]) for batch in batches}
+        if len(shapes) != 1:
+            raise ValueError(
+                "MarginalPrior compares the same place in every image, so all need one shape; got "
+                f"{sorted(shapes)}"
+            )
+        images = torch.cat(batches)
+        # Pixels first, channels last, so that a window's pixel is one run of memory.
+        self._images = images.flatten(2).transpose(1, 2).contiguous()
+        exact = self._images.to(device_sync.double_device(images.device))
+        self._mean = exact.mean(dim=0, dtype=torch.float64)
+        self._shape = tuple(images.shape[1:])
+        return self
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the fitted images."""
+        images, mean = self._fitted()
+        self._images, self._mean = images.to(device), mean
+        return self
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        _, mean = self._fitted(example)
+        at_pixels = device_sync.moved_like(mean, example)[regions.pixels(example.device)]
+        return at_pixels.transpose(1, 2).reshape(-1, len(example), *regions.window)
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        images, _ = self._fitted(example)
+        shape = (n_samples, len(regions), 1)
+        chosen = torch.randint(len(images), shape, generator=generator, device=example.device)
+        fills = images[chosen, regions.pixels(example.device)].transpose(-1, -2)
+        return fills.reshape(*fills.shape[:-1], *regions.window).to(example.dtype)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The mean of the fitted images, (C, *space)."""
+        _, mean = self._fitted(example)
+        return device_sync.moved_like(mean, example).T.reshape(example.shape)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
+        """Each region in the mean image, with soft edges: boxes, and contents (W, C, *box)."""
+        return pasted(example, self.nothing_seen(example), windows)
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        images, _ = self._fitted()
+        return {
+            "kind": "MarginalPrior",
+            "version": self.version,
+            "images": len(images),
+            "shape": list(self._shape),
+            "fit_sha256": fingerprint(images),
+        }
+
+    def _fitted(self, example: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        images, mean = self._images, self._mean
+        if images is None or mean is None:
+            raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
+        if example is not None and tuple(example.shape) != self._shape:
+            raise ValueError(
+                f"this MarginalPrior was fitted on images of shape {self._shape}; the example has "
+                f"shape {tuple(example.shape)}"
+            )
+        if example is not None and images.device != example.device:
+            # Moved once, not with every chunk of windows.
+            images = self._images = images.to(example.device)
+        return images, mean
+
+    def __repr__(self) -> str:
+        fitted = "not fitted" if self._images is None else f"{len(self._images)} images"
+        return f"MarginalPrior({fitted})"
+
+
+class MapMeanPrior:
+    """Fills a region with the mean of each channel over all places outside of it.
+
+    LayerPDA's default: for a feature map of a thousand channels on 7 x 7 places a covariance is
+    out of the question, and none is needed. In the empty context, nothing seen is the mean over
+    all places, everywhere. Where a region is the whole map, its own mean is taken.
+
+    Example::
+
+        >>> LayerPDA(model, model.layer4, prior=MapMeanPrior()).attribute(image, target=3)
+    """
+
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        values = example.flatten(1)
+        pixels = regions.pixels(example.device)
+        inside = values[:, pixels].transpose(0, 1)
+        hidden = regions.hidden
+        if hidden is None:
+            count = torch.full((len(pixels), 1), pixels.shape[1], device=example.device)
+        else:
+            is_hidden = hidden.flatten(1).to(example.device)
+            inside = inside.where(is_hidden.unsqueeze(1), 0)
+            count = is_hidden.sum(dim=1, keepdim=True)
+        # Sums of half precision would be beyond it.
+        dtype = torch.promote_types(example.dtype, torch.float32)
+        rest = values.shape[1] - count
+        total = values.sum(dim=1, dtype=dtype)
+        outside = (total - inside.sum(dim=2, dtype=dtype)) / rest.clamp_min(1)
+        means = torch.where(rest > 0, outside, total / values.shape[1]).to(example.dtype)
+        return self._spread(means, regions.window)
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        mean = self.conditional_mean(example, regions)
+        return mean.expand(n_samples, *mean.shape)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The mean over all places, everywhere, (C, *space)."""
+        dims = tuple(range(1, example.dim()))
+        return example.mean(dim=dims, keepdim=True).expand_as(example)
+
+    def seen_alone(self, example: Tensor, regions: Windows) -> tuple[Windows, Tensor]:
+        """Regions as they are, in a map of which nothing else is seen, (W, C, *window)."""
+        pixels = regions.pixels(example.device)
+        content = example.flatten(1)[:, pixels].transpose(0, 1)
+        content = content.reshape(len(pixels), len(example), *regions.window)
+        if regions.hidden is not None:
+            seen = regions.hidden.to(example.device).unsqueeze(1)
+            mean = self.nothing_seen(example).flatten(1)[:, 0]
+            content = content.where(seen, self._spread(mean.unsqueeze(0), regions.window))
+        return regions, content
+
+    @staticmethod
+    def _spread(means: Tensor, window: tuple[int, ...]) -> Tensor:
+        """Means (W, C) at every place of windows, (W, C, *window)."""
+        wide = means.reshape(*means.shape, *(1 for _ in window))
+        return wide.expand(*means.shape, *window)
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        return {"kind": "MapMeanPrior", "version": self.version}
+
+    def __repr__(self) -> str:
+        return "MapMeanPrior()"
+
+
+#: How many draws are held in memory together.
+DRAWN_AT_ONCE = 8
+
+
+class EmpiricalMeanPrior:
+    """Wraps a prior and answers with the mean of ``n_samples`` draws as its conditional mean.
+
+    With EfficientPDA this is the paper's figure ``ilsvrc_result2``, which tells the error of
+    sampling apart from the error of pushing the expectation down to the input.
+
+    Args:
+        prior: the prior to draw from; None is the default one.
+        n_samples: how many draws to average.
+        generator: seeds the draws, which are then the same whenever the same windows are asked
+            for. Without one they follow PyTorch's initial seed.
+
+    Example::
+
+        >>> noisy = EmpiricalMeanPrior(GaussianPatchPrior(18).fit(images), n_samples=10)
+        >>> EfficientPDA(model, prior=noisy).attribute(image, target=3)
+    """
+
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
+    def __init__(
+        self,
+        prior: PatchPrior | None,
+        n_samples: int = 10,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.prior = prior
+        self.n_samples = check_count("n_samples", n_samples)
+        self._seed = device_sync.draw_seed(generator)
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        prior = prior_for(self.prior, "sample")
+        generator = device_sync.generator_for((self._seed, regions.first), example.device)
+        # A sum of many draws can be beyond half precision.
+        dtype = torch.promote_types(example.dtype, torch.float32)
+        total = torch.zeros((), dtype=dtype, device=example.device)
+        for start in range(0, self.n_samples, DRAWN_AT_ONCE):
+            some = min(DRAWN_AT_ONCE, self.n_samples - start)
+            draws = prior.sample(example, regions, some, generator)
+            total = total + draws.sum(dim=0, dtype=dtype)
+        return (total / self.n_samples).to(example.dtype)
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        prior = prior_for(self.prior, "sample")
+        return cast(Tensor, prior.sample(example, regions, n_samples, generator))
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """What the wrapped prior has where nothing is seen, (C, *space)."""
+        return EmptyContext(self.prior).nothing_seen(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region alone, as the wrapped prior has it: there is nothing to draw."""
+        return EmptyContext(self.prior).seen_alone(example, windows)
+
+    def settings(self) -> dict[str, object]:
+        """What describes this prior, as plain values."""
+        return {
+            "kind": "EmpiricalMeanPrior",
+            "version": self.version,
+            "prior": prior_settings(self.prior),
+            "n_samples": self.n_samples,
+            "seed": self._seed,
+        }
+
+    def __repr__(self) -> str:
+        return f"EmpiricalMeanPrior({self.prior!r}, n_samples={self.n_samples})"
