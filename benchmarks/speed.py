@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import captum_pda.engines.incremental.rules.convolution as convolution_rules
-import captum_pda.engines.incremental.winograd as winograd
 from captum_pda import ConstantPrior, EfficientPDA
 
 #: By network, how many times faster than Occlusion "auto" is to be.
@@ -82,13 +81,16 @@ def best_batch_size(model: nn.Module) -> int:
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Those of convolutions and matrix products, without what is saved by other algorithms."""
-    kept = winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES
-    winograd.FEWEST_CHANNELS = convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = 10**9
+    names = ("FEWEST_CHANNELS_FOR_WINOGRAD", "FEWEST_CHANNELS_FOR_DIFFERENCES")
+    kept = {name: getattr(convolution_rules, name) for name in names}
+    for name in names:
+        setattr(convolution_rules, name, 10**9)
     try:
         with FlopCounterMode(display=False) as counter:
             run()
     finally:
-        winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = kept
+        for name, value in kept.items():
+            setattr(convolution_rules, name, value)
     return counter.get_total_flops() // 2
 
 

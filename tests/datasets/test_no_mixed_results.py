@@ -243,7 +243,7 @@ class OwnEngine(DenseEngine):
         (lambda v: efficient(prior=ConstantPrior(v)), "prior.value was 0.5 and is now 1.0"),
         (
             lambda v: efficient(engine=IncrementalEngine() if v < 1 else DenseEngine()),
-            "engine.kind was 'IncrementalEngine' and is now 'DenseEngine'",
+            'engine.kind was "IncrementalEngine" and is now "DenseEngine"',
         ),
         (lambda v: efficient(engine=OwnEngine(int(2 * v))), "engine.sha256 was"),
         (
