@@ -64,6 +64,7 @@ class Asker:
     ) -> None:
         self.call = call
         self.place = place
+        self.engine = place.engine
         self.reader = reader
         self.seen = seen
         self.sampling = sampling
@@ -113,7 +114,7 @@ class AskedExample:
         self._example = example
         self._values = asker.call.inputs[0][example : example + 1].detach()
         self._batch_size = BatchSize(asker.rows, asker.call.values_per_example)
-        self._engine = asker.place.engine
+        self._engine = asker.engine
         self._prepared: dict[str, PreparedEngine] = {}
         self._copies_since_audit: dict[str, int] = {}
         #: Scores (samples, columns) by context and hidden pixels.
