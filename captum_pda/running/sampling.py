@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from captum_pda import device_sync
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Windows, drawing_numbers
 from captum_pda.running.sampling_error import StoppingRule
 
 
@@ -35,4 +35,5 @@ class Sampling:
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
-        return device_sync.generator_for((self.seed, windows.first, self.part), device)
+        first, place = drawing_numbers(windows)
+        return device_sync.generator_for((self.seed, first, self.part, place), device)
