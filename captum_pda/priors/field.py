@@ -34,6 +34,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
 from captum_pda.priors.protocol import Images, batches_of, opened_prior, save_prior
 from captum_pda.priors.solver import (
+    MULTIGRID_PIXELS,
     MULTIGRID_SHARE,
     VALUES_AT_ONCE,
     HiddenPixels,
@@ -144,8 +145,8 @@ class GaussianFieldPrior:
         many_hidden = np.zeros(len(regions), dtype=np.bool_)
         # Each region is solved in a way of its own, so that it does not depend on the others.
         if regions.hidden is not None and not self.smoothness:
-            shares = regions.hidden.flatten(1).to(torch.float32).mean(dim=1)
-            many_hidden = shares.cpu().numpy() > MULTIGRID_SHARE
+            least = max(MULTIGRID_PIXELS, MULTIGRID_SHARE * math.prod(regions.window))
+            many_hidden = regions.hidden.flatten(1).sum(dim=1).cpu().numpy() > least
         for many in (False, True):
             numbers = np.flatnonzero(many_hidden == many)
             for start in range(0, len(numbers), at_once):

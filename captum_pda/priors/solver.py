@@ -35,8 +35,9 @@ VALUES_AT_ONCE = 2**19
 MAX_ITERATIONS = 5000
 #: Pixels of the largest box whose region has a sparse factor (0.5 GB); it takes some seconds.
 LARGEST_FACTORED_BOX = 2**18
-#: Where a larger share of a box is hidden, multigrid takes less time than a sparse factor.
-MULTIGRID_SHARE = 1 / 3
+#: Multigrid takes less time than a sparse factor where more than this many pixels are hidden, and
+#: more than this share of the box.
+MULTIGRID_PIXELS, MULTIGRID_SHARE = 2**13, 1 / 3
 #: How far a step of multigrid's smoother goes.
 DAMPING = 0.8
 #: Pixels of multigrid's coarsest level, whose matrix is inverted.
