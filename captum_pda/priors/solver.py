@@ -28,7 +28,7 @@ Offset = tuple[int, ...]
 Linear = Callable[[Tensor], Tensor]
 
 #: Bounds of a fill's error, as a share of the range of the values around the region.
-DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-9, 3e-5
+DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-9, 7e-5
 #: Values of regions that are solved for at once: larger batches fall out of a processor's cache.
 VALUES_AT_ONCE = 2**19
 #: Iterations after which the solver gives up; regions of photos take 5 to 40.
