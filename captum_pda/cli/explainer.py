@@ -31,6 +31,7 @@ from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import Readout, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
@@ -310,7 +311,7 @@ class PhotoExplainer:
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
             test = evidence.self_test(classes[0]) if self.options.test else None
-            if any(part.context == "empty" for part in evidence.parts):
+            if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
         bits = cast(Tensor, whole)[0, 0]
         return Answer(self._name(classes), classes, bits, *strongest, test, total)
@@ -344,8 +345,8 @@ def parts_in_words(evidence: WindowEvidence) -> str:
     """The sizes, contexts and layers that evidence is made of."""
     of_input = [part for part in evidence.parts if part.depth == "input"]
     words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
-    contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
-    if "empty" in contexts:
-        words.append("both contexts" if len(contexts) > 1 else "empty context")
+    contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
+    if contexts != ["full"]:
+        words.append("both contexts" if len(contexts) > 1 else f"{contexts[0]} context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])

@@ -68,7 +68,9 @@ def make_region(corner: tuple[int, int], value: float = 1.0) -> StrongRegion:
     """A square of ten pixels, that is asked about in both contexts."""
     pixels = np.zeros((100, 100), dtype=np.bool_)
     pixels[corner[0] : corner[0] + 10, corner[1] : corner[1] + 10] = True
-    return StrongRegion(pixels, value, 0.5, 0.2, 2.0, -0.25, False, BITS)
+    return StrongRegion(
+        pixels, value, 0.5, {"full": 2.0, "empty": -0.25}, {"full": 0.2, "empty": 0.4}, False, BITS
+    )
 
 
 @pytest.mark.parametrize(
