@@ -26,9 +26,9 @@ from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_inputs
-from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS, Reader
+from captum_pda.model.inputs import check_count, check_inputs
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.running.plan import (
@@ -100,16 +100,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
-        check_choice("output", output, OUTPUTS)
         self.prior = prior
-        self.output = output
-        self.measure = measure_for(output, measure)
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
@@ -125,7 +125,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return {
             "prior": prior_settings(self.prior),
             "engine": engine_settings(self.engine),
-            "output": self.output,
+            "output": self.output_kind.settings(),
             "measure": self.measure.settings(),
         }
 
@@ -175,7 +175,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         execution = Execution(pace.checked_perturbations(), ranks, title)
         with evaluation_mode(self.forward_func):
             with ranks.failing_together():
-                task = resolve_task(self._parts(request), request, self.output)
+                task = resolve_task(self._parts(request), request, self.output_kind)
             sampling = resolve_sampling(task, sampling, tolerance, execution, self.measure)
             agree_on_model(self.forward_func, self.prior, task.seen, ranks)
             run = Run.of(task, sampling, execution)
@@ -201,9 +201,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 self._report = run.report
             evidence = self._assemble(run)
         warn_of_rounding(run.audit)
-        task.reader.readout.check_saturation(
-            evidence.scores, *(part.scores for part in evidence.parts)
-        )
+        task.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
     def _assemble(self, run: Run) -> WindowEvidence:
@@ -211,7 +209,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         task = run.task
         call = task.parts[0].depth.call
         reading = Reading(
-            task.reader.kept_shape, self.output, self.measure, task.reader.region is not None
+            task.explained.kept_shape, self.output, self.measure, task.explained.region is not None
         )
         known = zip(task.parts, task.references, run.together(), strict=True)
         parts = tuple(
@@ -228,7 +226,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             )
             for part, reference, found in known
         )
-        ask = partial(_ask, call, task.reader) if isinstance(call, ModelCall) else None
+        ask = partial(_ask, call, task.explained) if isinstance(call, ModelCall) else None
         return WindowEvidence(
             call.inputs, task.seen, parts, reading, call.is_tuple, self.prior, ask
         )
@@ -248,9 +246,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return result
 
 
-def _ask(call: ModelCall, reader: Reader, example: int, copies: Tensor) -> Tensor:
+def _ask(call: ModelCall, explained: ExplainedOutputs, example: int, copies: Tensor) -> Tensor:
     """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-    read, forward = reader.for_example(example), call.for_example(example, 0)
+    read, forward = explained.for_example(example), call.for_example(example, 0)
     loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
     with evaluation_mode(call.forward_func):
         return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))

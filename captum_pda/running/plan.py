@@ -14,7 +14,7 @@ from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine
 from captum_pda.model.call import Call
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.outputs import Reader, Readout
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.choice import RegionChoice
 from captum_pda.regions.protocol import Regions, Windows
@@ -173,13 +173,13 @@ class Task:
 
     Args:
         parts: what is hidden.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         references: for each part the scores before a region is changed, (N, columns).
     """
 
     parts: tuple[Part, ...]
-    reader: Reader
+    explained: ExplainedOutputs
     seen: Tensor
     references: tuple[Tensor, ...]
 
@@ -256,18 +256,17 @@ def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, 
     )
 
 
-def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task:
+def resolve_task(parts: tuple[Part, ...], request: Request, kind: OutputKind) -> Task:
     """Look at what the model says when all is seen, and when nothing is."""
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
         outputs = parts[0].depth.call.unperturbed()
-        shape = tuple(outputs.shape[1:])
-        readout = Readout.of(output, outputs)
-        reader = Reader(readout, shape)
-        if not request.all_outputs:
-            reader = Reader.of_target(readout, request.target, len(outputs), shape)
-    seen = reader.read(outputs)
-    task = Task(parts, reader, seen, (seen,) * len(parts))
+        if request.all_outputs:
+            explained = ExplainedOutputs.all_of(kind, outputs)
+        else:
+            explained = ExplainedOutputs.of_target(kind, outputs, request.target)
+    seen = explained.scores(outputs)
+    task = Task(parts, explained, seen, (seen,) * len(parts))
     return replace(task, references=_references(task))
 
 
@@ -281,7 +280,7 @@ def _references(task: Task) -> tuple[Tensor, ...]:
         nothing = contents.unchanged()
         with torch.no_grad():
             outputs = scene.forward(nothing.clone())
-        scores = task.reader.for_example(scene.example)(outputs)[0]
+        scores = task.explained.for_example(scene.example)(outputs)[0]
         for number in scene.parts:
             references[number][scene.example] = scores
     return tuple(references)

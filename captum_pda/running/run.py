@@ -18,7 +18,6 @@ from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, Prep
 from captum_pda.engines.audit import audit_of, audited
 from captum_pda.engines.engine_protocol import Advance
 from captum_pda.fingerprints import weights_checksum
-from captum_pda.model.inputs import watched_columns
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
@@ -151,7 +150,7 @@ class Run:
         n_samples = self.sampling.in_context(part.context).n_samples
         sizes = ChunkSizes(
             values_per_pixel=n_samples * part.values.shape[1],
-            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.reader.n_columns)),
+            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.explained.n_columns)),
             in_batch=max(1, rows_in_batch // n_samples),
         )
         return rank_chunks(part.regions, example, sizes, self.execution.ranks)
@@ -172,11 +171,11 @@ class Run:
         prepared = audited(engine.prepare(*arguments), *arguments)
         sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
-        reader = self.task.reader
+        explained = self.task.explained
         scoring = Scoring(
-            read=reader.for_example(scene.example),
+            read=explained.for_example(scene.example),
             advance=advance,
-            output=reader.readout.output,
+            kind=explained.kind,
             keep_errors=sampling.keep_errors,
             enough=partial(stopping.enough, scene.example) if stopping else None,
         )
@@ -380,24 +379,18 @@ def resolve_sampling(
     task: Task, sampling: Sampling, tolerance: Tolerance, execution: Execution, measure: Measure
 ) -> Sampling:
     """The sampling with its stopping rule, and a seed that all ranks agree on."""
-    reader, ranks = task.reader, execution.ranks
+    explained, ranks = task.explained, execution.ranks
     stopping = None
     if tolerance.bound is not None:
-        if reader.region is not None:
+        if explained.region is not None:
             raise ValueError(
                 "tolerance bounds the error of one output, and target is a mask of several; leave "
                 "tolerance out, or explain one output"
             )
         bounded = [0] * task.n_examples
-        if reader.columns is None:
-            bounded = watched_columns(
-                tolerance.target,
-                task.seen,
-                reader.output_shape,
-                reader.readout.output,
-                "tolerance_target",
-            )
-        stopping = StoppingRule(tolerance.bound, bounded, reader.readout.output, measure)
+        if explained.columns is None:
+            bounded = explained.watched_columns(tolerance.target, task.seen, "tolerance_target")
+        stopping = StoppingRule(tolerance.bound, bounded, explained.kind, measure)
     plan = [
         (part.depth.name, part.tensor, part.context, part.regions.settings()) for part in task.parts
     ]
@@ -405,14 +398,14 @@ def resolve_sampling(
     device = call.given[0].device.type
     asked = (
         plan,
-        reader.output_shape,
-        reader.columns,
-        reader.region,
+        explained.output_shape,
+        explained.columns,
+        explained.region,
         sampling.n_samples,
         tolerance.bound,
     )
     needs = [part.depth.contents.needs for part in task.parts]
-    read = (reader.readout.output, measure.settings())
+    read = (explained.kind.settings(), measure.settings())
     how = (execution.perturbations_per_eval, device, needs, *read)
     seed = agree((*asked, *how), call.given, sampling.seed, ranks)
     return Sampling(sampling.n_samples, seed, sampling.keep_errors, stopping)

@@ -8,41 +8,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from scipy.special import chdtri
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import PreparedEngine
 from captum_pda.engines.engine_protocol import Advance, Read
-from captum_pda.model.measures import Measure, marginalise
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.regions.protocol import Windows
 
 #: A window is first looked at after so many draws, and then after half as many again each time.
 FIRST_LOOK, GROWTH = 5, 1.5
 #: With this confidence is a standard error under the bound once sampling stops.
 CONFIDENCE = 0.95
-
-
-def score_error(scores: Tensor, output: str) -> Tensor:
-    """The standard error of ``marginalise(scores, output)``, from the samples in dimension 0.
-
-    For raw outputs s / sqrt(S), with s the samples' standard deviation. For log-odds, by the
-    delta method, s / sqrt(S) / (p (1 - p)) in nats, with s that of the probabilities p_s and p
-    their mean. It is worked out from p_s / p, or from (1 - p_s) / (1 - p) where that is the rarer
-    event, so that nothing is rounded to 0 or 1.
-    """
-    root = math.sqrt(len(scores))
-    if output == "raw":
-        return scores.std(dim=0) / root
-    log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
-    mean_p, mean_not_p = _log_mean(log_p), _log_mean(log_not_p)
-    ratios = torch.where(mean_p < mean_not_p, log_p - mean_p, log_not_p - mean_not_p).exp()
-    return ratios.std(dim=0) / root / torch.maximum(mean_p, mean_not_p).exp()
-
-
-def _log_mean(logarithms: Tensor) -> Tensor:
-    return torch.logsumexp(logarithms, dim=0) - math.log(len(logarithms))
 
 
 @dataclass(frozen=True)
@@ -58,21 +37,19 @@ class StoppingRule:
     Args:
         tolerance: the bound, in units of the measure.
         columns: for each example the column whose error is bounded.
-        output: "logits", "probabilities" or "raw".
+        kind: what the outputs are.
         measure: what evidence is measured in.
     """
 
     tolerance: float
     columns: list[int]
-    output: str
+    kind: OutputKind
     measure: Measure
 
     def enough(self, example: int, scores: Tensor) -> Tensor:
         """Which windows need no more than these samples (n, W, columns), (W,)."""
         picked = scores[..., self.columns[example]]
-        error = self.measure.error(
-            score_error(picked, self.output), marginalise(picked, self.output)
-        )
+        error = self.measure.error(self.kind.average_error(picked), self.kind.average(picked))
         return error * _upper_limit(len(scores)) <= self.tolerance
 
 
@@ -126,7 +103,7 @@ class WindowScores:
     """What is kept of the samples of windows.
 
     Args:
-        scores: marginalised over the samples, (..., W, columns).
+        scores: averaged over the samples, (..., W, columns).
         errors: their standard errors, where they were asked for.
         n_drawn: how many samples each window had, (..., W).
     """
@@ -136,13 +113,13 @@ class WindowScores:
     n_drawn: Tensor
 
     @classmethod
-    def of(cls, samples: Tensor, output: str, keep_errors: bool) -> WindowScores:
-        """Marginalise samples (S, W, columns)."""
-        scores = marginalise(samples, output)
+    def of(cls, samples: Tensor, kind: OutputKind, keep_errors: bool) -> WindowScores:
+        """Average samples (S, W, columns)."""
+        scores = kind.average(samples)
         errors = None
         if keep_errors:
             several = len(samples) > 1
-            errors = score_error(samples, output) if several else torch.full_like(scores, math.nan)
+            errors = kind.average_error(samples) if several else torch.full_like(scores, math.nan)
         n_drawn = torch.full(samples.shape[1:2], len(samples), device=samples.device)
         return cls(scores, errors, n_drawn)
 
@@ -169,20 +146,20 @@ class Scoring:
     Args:
         read: from outputs to scores, for every batch at once.
         advance: told how many copies have just gone through the model.
-        output: "logits", "probabilities" or "raw".
+        kind: what the outputs are.
         keep_errors: whether standard errors are kept.
         enough: says which windows need no more samples; None runs all of them.
     """
 
     read: Read
     advance: Advance
-    output: str
+    kind: OutputKind
     keep_errors: bool = False
     enough: Enough | None = None
 
     def keep(self, samples: Tensor) -> WindowScores:
         """What is kept of samples (S, W, columns)."""
-        return WindowScores.of(samples, self.output, self.keep_errors)
+        return WindowScores.of(samples, self.kind, self.keep_errors)
 
 
 def score_windows(
