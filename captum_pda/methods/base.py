@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +13,6 @@ from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, readable_name
 from captum_pda.distributed import Ranks
 from captum_pda.engines import (
-    BatchLoop,
-    BatchSize,
     Engine,
     EngineReport,
     engine_for,
@@ -28,9 +25,10 @@ from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_count, check_inputs
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
+from captum_pda.model.outputs import OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.running.ask import Asker
 from captum_pda.running.plan import (
     Contents,
     Depth,
@@ -226,7 +224,13 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             )
             for part, reference, found in known
         )
-        ask = partial(_ask, call, task.explained) if isinstance(call, ModelCall) else None
+        ask = None
+        if isinstance(call, ModelCall):
+            depth = task.parts[0].depth
+            rows = run.execution.perturbations_per_eval
+            ask = Asker(
+                call, depth.contents, depth.engine, task.explained, task.seen, run.sampling, rows
+            )
         return WindowEvidence(
             call.inputs, task.seen, parts, reading, call.is_tuple, self.prior, ask
         )
@@ -244,14 +248,6 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                     result,
                 )
         return result
-
-
-def _ask(call: ModelCall, explained: ExplainedOutputs, example: int, copies: Tensor) -> Tensor:
-    """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-    read, forward = explained.for_example(example), call.for_example(example, 0)
-    loop = BatchLoop(BatchSize(None, call.values_per_example), copies[:1])
-    with evaluation_mode(call.forward_func):
-        return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
 
 
 def _errors(errors: Tensor | None, scores: Tensor, part: Part) -> Tensor | None:
