@@ -48,7 +48,7 @@ class Asker:
         call: the model with its inputs.
         contents: what is put in the place of hidden regions.
         engine: runs the copies.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         sampling: how many contents hidden regions get.
         rows: copies in a batch; None chooses by itself.
