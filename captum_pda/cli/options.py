@@ -8,10 +8,9 @@ from pathlib import Path
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
 from captum_pda.model.outputs import OUTPUT_KINDS
-from captum_pda.regions.superpixels import GRANULARITIES
+from captum_pda.regions.contexts import CONTEXTS
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
-CONTEXTS = ("full", "empty", "both")
 
 
 def positive(given: str) -> int:
@@ -126,7 +125,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--effort",
-        choices=tuple(GRANULARITIES),
+        choices=tuple(CONTEXTS["full"].granularities),
         default="standard",
         help="how many passes --method pda takes by default: quick about 200, standard about 600 "
         "(default: %(default)s)",
@@ -159,7 +158,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--context",
-        choices=CONTEXTS,
+        choices=(*CONTEXTS, "both"),
         help="full: what is lost when a window goes (default of all methods but pda, which asks "
         "both). empty: what it says by itself, with nothing else seen. both: the two together",
     )

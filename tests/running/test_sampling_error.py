@@ -13,7 +13,7 @@ from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPr
 from captum_pda.model.measures import Measure, RawDifference, WeightOfEvidence
 from captum_pda.model.outputs import find_output_kind
 from captum_pda.running.progress import ProgressBar
-from captum_pda.running.sampling import StoppingRule, looks
+from captum_pda.running.sampling import StoppingRule, checks
 
 LOGITS, RAW = find_output_kind("logits"), find_output_kind("raw")
 
@@ -140,8 +140,8 @@ def test_no_error_without_several_samples(classifier, images):
 @pytest.mark.parametrize(
     ("n_samples", "expected"), [(1, [1]), (5, [5]), (10, [5, 8, 10]), (20, [5, 8, 12, 18, 20])]
 )
-def test_looks_are_few_and_end_with_the_last_sample(n_samples, expected):
-    assert list(looks(n_samples)) == expected
+def test_checks_are_few_and_end_with_the_last_sample(n_samples, expected):
+    assert list(checks(n_samples)) == expected
 
 
 @pytest.mark.parametrize(("n", "point"), [(5, 0.7107), (8, 2.1673), (18, 8.6718), (101, 77.929)])
@@ -263,7 +263,7 @@ def test_stopping_by_chance_is_rare_enough(mean, spread):
     rule = StoppingRule(tolerance, [0], LOGITS, WeightOfEvidence())
     running = torch.ones(n_windows, dtype=torch.bool)
     result = torch.full((n_windows, 1), float("nan"), dtype=torch.float64)
-    for look in looks(n_samples):
+    for look in checks(n_samples):
         ready = running & (rule.enough(0, samples[:look]) if look < n_samples else running)
         result[ready] = LOGITS.average(samples[:look, ready])
         running &= ~ready
