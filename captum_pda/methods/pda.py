@@ -16,6 +16,7 @@ from captum_pda.methods.layer import layer_call, layer_place, layer_setting
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.running.plan import Part, parts_of
@@ -65,7 +66,7 @@ class PDA(EfficientPDA):
         forward_func: Callable[..., Any],
         layer: nn.Module | str | None = None,
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
