@@ -28,7 +28,7 @@ from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import Readout, scores_of
+from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.contexts import CONTEXTS
@@ -230,9 +230,10 @@ class PhotoExplainer:
         measure: Measure = self._method().measure
         with torch.no_grad():
             outputs = scores_of(self.classifier.model(image))
+        kind = find_output_kind(self.classifier.output)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the method warns of the same
-            scores = Readout.of(self.classifier.output, outputs).every(outputs)[0]
+            scores = ExplainedOutputs.all_of(kind, outputs).scores(outputs)[0]
         predictions = measure.prediction(scores)
         named, pair = named_classes(self.options, self.classifier.labels)
         if named is None:
@@ -321,7 +322,7 @@ class PhotoExplainer:
     ) -> Answer:
         """A backward pass for each class; there are no forward passes to share."""
         # log2 P(first)/P(second) is a difference, and so is its gradient.
-        is_ratio = len(classes) > 1 and self.classifier.output != "raw"
+        is_ratio = len(classes) > 1 and self._method().measure.needs_probabilities
         method = self._method("information_difference" if is_ratio else "weight_of_evidence")
         first, *others = (
             method.attribute(image, target=number, **self._regions)[0, 0] for number in classes

@@ -17,7 +17,7 @@ from captum_pda.errors import attach_result
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.outputs import Reader
+from captum_pda.model.outputs import ExplainedOutputs
 from captum_pda.priors.empty_context import blurred
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows
@@ -47,7 +47,7 @@ class Asker:
     Args:
         call: the model with its inputs.
         place: what is put in the place of hidden regions, and the engine that runs the copies.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         sampling: how many contents hidden regions get.
         rows: copies in a batch; None chooses by itself.
@@ -57,7 +57,7 @@ class Asker:
         self,
         call: ModelCall,
         place: Place,
-        reader: Reader,
+        explained: ExplainedOutputs,
         seen: Tensor,
         sampling: Sampling,
         rows: int | None = None,
@@ -65,7 +65,7 @@ class Asker:
         self.call = call
         self.place = place
         self.engine = place.engine
-        self.reader = reader
+        self.explained = explained
         self.seen = seen
         self.sampling = sampling
         self.rows = rows
@@ -73,7 +73,7 @@ class Asker:
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        read, forward = self.reader.for_example(example), self.call.for_example(example, 0)
+        read, forward = self.explained.for_example(example), self.call.for_example(example, 0)
         loop = BatchLoop(BatchSize(self.rows, self.call.values_per_example), copies[:1])
         with evaluation_mode(self.call.forward_func):
             return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
@@ -217,7 +217,7 @@ class AskedExample:
     ) -> None:
         """Run the model with these fills (S, W, C, *box), and keep what is finished."""
         prepared = self._prepared_in(context)
-        read = self._asker.reader.for_example(self._example)
+        read = self._asker.explained.for_example(self._example)
         scores = None
         try:
             scores = prepared.scores(boxes, fills, read, bar.update)
