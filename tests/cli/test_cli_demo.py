@@ -108,10 +108,10 @@ def test_an_answer_in_words() -> None:
 def test_no_answer_in_words() -> None:
     nothing = "  no region says anything, to within 0.01 bits"
     assert lines_of([], []) == ["Why cat (50.0%)?", nothing]
-    weak = replace(make_region((0, 0), 0.001), lost=0.002, alone=None)
+    weak = replace(make_region((0, 0), 0.001), evidence={"full": 0.002})
     assert lines_of([weak], []) == ["Why cat (50.0%)?", nothing]
     # What is strong to any of the questions is listed.
-    assert len(lines_of([replace(weak, alone=-0.5)], [])) == 2
+    assert len(lines_of([replace(weak, evidence={"full": 0.002, "empty": -0.5})], [])) == 2
 
 
 def test_top_classes_in_words() -> None:
