@@ -46,8 +46,8 @@ MAX_COLUMNS = 4
 TITLE_WIDTH = 30
 #: Letters of a smaller size that fit above the map of an explanation.
 METHOD_WIDTH = 60
-#: Regions that say less than this, in bits, or of raw outputs less than this share of what the
-#: strongest one says, are not listed.
+#: Regions are not listed that all say less than this, in bits, or less than this share of what the
+#: strongest one says.
 LEAST_BITS, LEAST_SHARE = 0.01, 0.02
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
@@ -287,11 +287,12 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
     lines = regions_in_words(answer.speak_for, answer.speak_against)
     regions = [*answer.speak_for, *answer.speak_against]
     strongest = max((_says(region) for region in regions), default=0.0)
-    least = LEAST_BITS if measure.needs_probabilities else LEAST_SHARE * strongest
+    least = LEAST_BITS if measure.needs_probabilities else 0.0
     if strongest <= least:
         yield "  no region says anything" + (f", to within {least} {measure.unit}" if least else "")
+        return
     for line, region in zip(lines, regions, strict=True):
-        if _says(region) > least:
+        if _says(region) > LEAST_SHARE * strongest:
             yield f"  {line} ({place(region)})"
 
 
