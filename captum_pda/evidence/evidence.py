@@ -19,6 +19,7 @@ from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
 from captum_pda.regions.protocol import Regions
+from captum_pda.running.ask import Asker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,7 @@ class Reading:
 
     Args:
         output_shape: the shape of one example's output, whose flat columns these are.
-        output: "logits", "probabilities" or "raw".
+        output: the name of the output kind, such as "logits".
         measure: what differences are measured in.
         summed: whether the columns are those of a region, which is explained as a whole: as the
             sum over its columns.
@@ -248,8 +249,8 @@ class WindowEvidence:
         reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         prior: what was expected in the place of regions; None is the default prior.
-        ask: from the number of an example and changed copies of it (rows, C, *space) to their
-            scores (rows, columns); None where there is no model to ask any more.
+        ask: asks the model further questions about an example; None where there is no model any
+            more.
 
     Example::
 
@@ -269,7 +270,7 @@ class WindowEvidence:
     reading: Reading
     is_tuple: bool = False
     prior: Any = None
-    ask: Callable[[int, Tensor], Tensor] | None = None
+    ask: Asker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The evidence is kept and sent without the model.
@@ -324,13 +325,12 @@ class WindowEvidence:
             )
             for part in self.parts
         )
-        numbers, ask = range(len(self))[rows], self.ask
         return replace(
             self,
             inputs=tuple(tensor[rows] for tensor in self.inputs),
             scores=self.scores[rows],
             parts=parts,
-            ask=None if ask is None else lambda example, copies: ask(numbers[example], copies),
+            ask=None if self.ask is None else self.ask.of_examples(rows),
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -431,7 +431,7 @@ class WindowEvidence:
 
     @property
     def output(self) -> str:
-        """How the model's outputs are read: "logits", "probabilities" or "raw"."""
+        """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
         return self.reading.output
 
     @property
@@ -442,8 +442,8 @@ class WindowEvidence:
     @property
     def probabilities(self) -> Tensor:
         """P(c|x) of every output with everything seen, (N, *output_shape)."""
-        if self.output == "raw":
-            raise ValueError("raw outputs have no probabilities; use output='logits'")
+        if not self.measure.needs_probabilities:
+            raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
     @property
