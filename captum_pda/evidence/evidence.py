@@ -20,6 +20,7 @@ from captum_pda.model.inputs import attribution_dtype, masked_columns, target_co
 from captum_pda.model.measures import Measure
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
+from captum_pda.running.ask import Asker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -249,8 +250,8 @@ class WindowEvidence:
         reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         prior: what was expected in the place of regions; None is the default prior.
-        ask: from the number of an example and changed copies of it (rows, C, *space) to their
-            scores (rows, columns); None where there is no model to ask any more.
+        ask: asks the model further questions about an example; None where there is no model any
+            more.
 
     Example::
 
@@ -270,7 +271,7 @@ class WindowEvidence:
     reading: Reading
     is_tuple: bool = False
     prior: Any = None
-    ask: Callable[[int, Tensor], Tensor] | None = None
+    ask: Asker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The evidence is kept and sent without the model.
@@ -325,13 +326,12 @@ class WindowEvidence:
             )
             for part in self.parts
         )
-        numbers, ask = range(len(self))[rows], self.ask
         return replace(
             self,
             inputs=tuple(tensor[rows] for tensor in self.inputs),
             scores=self.scores[rows],
             parts=parts,
-            ask=None if ask is None else lambda example, copies: ask(numbers[example], copies),
+            ask=None if self.ask is None else self.ask.of_examples(rows),
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:

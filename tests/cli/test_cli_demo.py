@@ -92,7 +92,9 @@ def lines_of(*answer: Any) -> list[str]:
     whole = Answer("cat", (1,), torch.zeros(100, 100), *answer)
     predictions = torch.tensor([0.5, 0.5])
     image = torch.zeros(1, 3, 100, 100)
-    return list(answer_lines(whole, Explanation(image, predictions, [whole], "PDA", BITS)))
+    return list(
+        answer_lines(whole, Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b")))
+    )
 
 
 def test_an_answer_in_words() -> None:
