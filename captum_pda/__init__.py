@@ -11,7 +11,7 @@ from captum_pda import diagnostics
 from captum_pda._version import __version__
 from captum_pda.datasets.explain_dataset import DatasetSummary, explain_dataset
 from captum_pda.datasets.result_folder import ResultFolder, SettingsError
-from captum_pda.distributed.ranks import OtherRankError
+from captum_pda.distributed import OtherRankError
 from captum_pda.engines import (
     DenseEngine,
     Engine,
@@ -25,9 +25,9 @@ from captum_pda.errors import (
     NonFiniteOutputError,
     NotFittedError,
 )
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA

@@ -572,3 +572,74 @@ def seen_alone_pda(model, image, nothing, window, strides, target, output, measu
         alone[block(corner, window)] = image[block(corner, window)]
         values.append(measured(predict(model, alone, target, output), measure) - before)
     return average_by_counts(values, image.shape[1:], window, strides)
+
+
+# What regions say together
+
+
+def hide_together(image, regions, hidden):
+    """The image with the union of some boolean regions (R, *space) at the field's mean given all
+    other pixels; with everything hidden, the image with nothing seen."""
+    region = np.any([one for one, is_hidden in zip(regions, hidden, strict=True) if is_hidden], 0)
+    if not np.any(region):
+        return image.copy()
+    if np.all(region):
+        return nothing_seen(image)
+    copy = image.copy()
+    copy[:, region] = condition_field(image, region)[0]
+    return copy
+
+
+def see_together(image, regions, hidden):
+    """Only the pixels outside of the hidden regions, pasted into the image with nothing seen, with
+    edges as soft as 2/224 of the shorter side."""
+    region = np.any([one for one, is_hidden in zip(regions, hidden, strict=True) if is_hidden], 0)
+    seen = np.broadcast_to(~np.asarray(region), image.shape[1:])
+    share = gaussian_blur(seen[None].astype(float), 2 / 224 * min(seen.shape))[0]
+    share[share < 1e-4], share[share > 1 - 1e-4] = 0.0, 1.0
+    nothing = nothing_seen(image)
+    return nothing + share * (image - nothing)
+
+
+def interactions(model, image, regions, target, output, measure="weight_of_evidence"):
+    """I(a, b) = R(a and b) - R(a) - R(b), with R what is lost without regions, (R, R)."""
+    whole = measured(predict(model, image, target, output), measure)
+
+    def lost(*numbers):
+        hidden = [number in numbers for number in range(len(regions))]
+        copy = hide_together(image, regions, hidden)
+        return whole - measured(predict(model, copy, target, output), measure)
+
+    values = np.zeros((len(regions), len(regions)))
+    for a, b in product(range(len(regions)), repeat=2):
+        if a != b:
+            values[a, b] = lost(a, b) - lost(a) - lost(b)
+    return values
+
+
+def owen_values(tree, value):
+    """The mean of what each player adds over all orders in which the players of every node of a
+    tree come one after the other; a tree is a player's number or a pair of trees."""
+
+    def players(node):
+        return [node] if isinstance(node, int) else players(node[0]) + players(node[1])
+
+    def orders(node):
+        if isinstance(node, int):
+            return [[node]]
+        firsts, seconds = (orders(child) for child in node)
+        both = [[*one, *two] for one in firsts for two in seconds]
+        return both + [[*two, *one] for one in firsts for two in seconds]
+
+    n = len(players(tree))
+    total = np.zeros(n)
+    every = orders(tree)
+    for order in every:
+        present = np.zeros(n, dtype=bool)
+        before = value(present)
+        for player in order:
+            present[player] = True
+            after = value(present)
+            total[player] += after - before
+            before = after
+    return total / len(every)

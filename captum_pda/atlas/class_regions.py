@@ -20,12 +20,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.files import write_whole
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.find_layer import NoFeatureMapError, last_feature_map
-from captum_pda.model.model_call import ModelCall
+from captum_pda.model.layers import NoFeatureMapError, last_feature_map
 from captum_pda.report.pictures import Display
 
 Vector = npt.NDArray[np.float32]

@@ -23,8 +23,8 @@ from captum_pda.cli.options import add_overwrite
 from captum_pda.cli.results import answer_lines, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.device_sync import in_double
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.evidence.window_evidence import WindowEvidence
 from captum_pda.methods.pda import PDA
 from captum_pda.visualization.arrays import evidence_map, evidence_scale, picture
 from captum_pda.visualization.drawing import draw_map, draw_picture, finish
@@ -99,7 +99,9 @@ def tell(evidence: WindowEvidence, answer: Answer, classifier: Classifier) -> No
     """What the network sees, and what speaks for it and against it."""
     probabilities, measure = evidence.probabilities[0], evidence.measure
     print(f"{classifier.name} sees: {top_classes(probabilities, classifier.labels, measure)}")
-    shown = Explanation(evidence.inputs[0], probabilities, [answer], "PDA", measure, evidence)
+    shown = Explanation(
+        evidence.inputs[0], probabilities, [answer], "PDA", measure, classifier.labels, evidence
+    )
     print("\n".join(answer_lines(answer, shown)))
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
-from captum_pda.model.readout import OUTPUTS
-from captum_pda.regions.superpixels import GRANULARITIES
+from captum_pda.model.outputs import OUTPUT_KINDS
+from captum_pda.regions.contexts import CONTEXTS
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
-CONTEXTS = ("full", "empty", "both")
 
 
 def positive(given: str) -> int:
@@ -23,6 +22,13 @@ def positive(given: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 1")
     return number
+
+
+def natural(given: str) -> int:
+    """A whole number of at least 0."""
+    if not given.isdecimal():
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 0")
+    return int(given)
 
 
 def bits(given: str) -> float:
@@ -52,16 +58,36 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--output-kind",
-        choices=OUTPUTS,
-        help="what its outputs are. logits: of classes that exclude each other, before a softmax "
-        "(default, unless the model says otherwise). multilabel: of labels, each before a sigmoid "
-        "of its own. probabilities: of either, after it. raw: plain numbers, as of a regression",
+        choices=list(OUTPUT_KINDS),
+        help="what its outputs are (default: logits, unless the model says otherwise). "
+        + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
     )
     model.add_argument(
         "--device",
         default="auto",
         metavar="DEVICE",
         help="cpu, cuda, cuda:1, mps ... (default: a GPU if there is one)",
+    )
+
+
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """How to read images that are not photos of 8 bits."""
+    images = parser.add_argument_group(
+        "images of more than 8 bits (16-bit PNG and TIFF, DICOM, NIfTI)",
+        "Your own transform gets their values unchanged; models of libraries need --intensity.",
+    )
+    images.add_argument(
+        "--intensity",
+        nargs="+",
+        metavar="VALUE",
+        help="the values of black and white, such as 0 4095 or -1000 400; 'file': the window in a "
+        "DICOM file; 'full': all that the file's bits can hold",
+    )
+    images.add_argument(
+        "--frame",
+        type=natural,
+        metavar="N",
+        help="which frame of a DICOM file or page of a TIFF file, from 0 (default: all)",
     )
 
 
@@ -99,7 +125,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--effort",
-        choices=tuple(GRANULARITIES),
+        choices=tuple(CONTEXTS["full"].granularities),
         default="standard",
         help="how many passes --method pda takes by default: quick about 200, standard about 600 "
         "(default: %(default)s)",
@@ -132,7 +158,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--context",
-        choices=CONTEXTS,
+        choices=(*CONTEXTS, "both"),
         help="full: what is lost when a window goes (default of all methods but pda, which asks "
         "both). empty: what it says by itself, with nothing else seen. both: the two together",
     )

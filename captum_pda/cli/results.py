@@ -17,15 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
+from captum_pda.cli.photos import nifti_file
 from captum_pda.cli.usage_errors import CommandError, UsageError
-from captum_pda.datasets.records import Record
 from captum_pda.datasets.result_folder import (
     SETTINGS,
+    Record,
     SettingsError,
     json_text,
     keep_settings,
@@ -44,8 +46,9 @@ MAX_COLUMNS = 4
 TITLE_WIDTH = 30
 #: Letters of a smaller size that fit above the map of an explanation.
 METHOD_WIDTH = 60
-#: Regions that all say less than this, in bits, are no finding.
-LEAST_BITS = 0.01
+#: Regions are not listed that all say less than this, in bits, or less than this share of what the
+#: strongest one says.
+LEAST_BITS, LEAST_SHARE = 0.01, 0.02
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -104,11 +107,16 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         place = self.plan.places[number]
-        if place.picture is not None:
+        is_flat = explanation.image.dim() == 4
+        if place.picture is not None and is_flat:
             figure = draw_picture(explanation, self.classifier)
             write_figure(place.picture, figure, self.overwrite)
         settings = {**self.settings, **self.notes, **record.settings}
-        if place.page is not None and explanation.evidence is not None:
+        if place.volume is not None:
+            maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
+            content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
+            write_result(place.volume, content, self.overwrite)
+        if place.page is not None and explanation.evidence is not None and is_flat:
             page = photo_page(place.photo, explanation, self.classifier, settings)
             write_result(place.page, page, self.overwrite)
         if place.numbers is not None:
@@ -129,7 +137,7 @@ class PhotoWriter:
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
     one scale."""
-    mean, std = classifier.preprocessing.mean, classifier.preprocessing.std
+    mean, std = classifier.preprocessing.colours(explanation.image)
     titles = []
     for answer in explanation.answers:
         shares = [float(explanation.predictions[number]) for number in answer.classes]
@@ -155,10 +163,12 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         )
         words = textwrap.fill(explanation.method, METHOD_WIDTH)
         axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
+        for panel in axes[:2]:
+            _draw_box(panel, first)
         return figure
     n_panels = len(titles) + 1
     n_rows = math.ceil(n_panels / MAX_COLUMNS)
-    figure, _ = visualize_evidence_multiple(
+    figure, axes = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
         titles=titles,
@@ -169,7 +179,19 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         std=std,
         use_pyplot=False,
     )
+    panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
+    for panel, answer in zip(panels[1:], explanation.answers, strict=False):
+        _draw_box(panel, answer)
     return figure
+
+
+def _draw_box(axes: Any, answer: Answer) -> None:
+    """The box of a detector that an answer is about."""
+    if answer.box is not None:
+        left, top, right, bottom = answer.box
+        size = right - left, bottom - top
+        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="black", linewidth=3))
+        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="yellow", linewidth=1.5))
 
 
 def numbers_in_file(
@@ -227,11 +249,11 @@ def photo_page(
         raise ValueError("a page needs the evidence of windows, which this method does not give")
     answers = [answer.classes for answer in explanation.answers]
     pair = next((classes for classes in answers if len(classes) == 2), None)
-    colours = classifier.preprocessing.mean, classifier.preprocessing.std
-    truth = true_class(photo, classifier.labels)
+    colours = classifier.preprocessing.colours(explanation.image)
+    truth = true_class(photo, explanation.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        ReportedPhoto(photo.name, classifier.labels, *colours, truth),
+        ReportedPhoto(photo.name, explanation.labels, *colours, truth),
         ReportOptions(
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
@@ -264,12 +286,14 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
         yield f"  {answer.test}"
     lines = regions_in_words(answer.speak_for, answer.speak_against)
     regions = [*answer.speak_for, *answer.speak_against]
+    strongest = max((_says(region) for region in regions), default=0.0)
     least = LEAST_BITS if measure.needs_probabilities else 0.0
-    if not any(_says(region) > least for region in regions):
+    if strongest <= least:
         yield "  no region says anything" + (f", to within {least} {measure.unit}" if least else "")
         return
     for line, region in zip(lines, regions, strict=True):
-        yield f"  {line} ({place(region)})"
+        if _says(region) > LEAST_SHARE * strongest:
+            yield f"  {line} ({place(region)})"
 
 
 def _says(region: StrongRegion) -> float:
@@ -279,12 +303,15 @@ def _says(region: StrongRegion) -> float:
 
 
 def place(region: StrongRegion) -> str:
-    """Where a region lies: the ninth of the image with its middle, and its rows and columns."""
-    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
-    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
-    rows, columns = (
+    """Where a region lies: the ninth of a photo with its middle, and its rows and columns; in a
+    volume, its box."""
+    spans = [
         f"{start}-{start + width - 1}"
         for start, width in zip(region.corner, region.shape, strict=True)
-    )
+    ]
+    if len(spans) != 2:
+        return f"voxels {', '.join(spans)}"
+    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
+    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
     ninth = "centre" if thirds == [1, 1] else f"{ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
-    return f"{ninth}, rows {rows}, columns {columns}"
+    return f"{ninth}, rows {spans[0]}, columns {spans[1]}"

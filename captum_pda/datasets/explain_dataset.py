@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from captum_pda.datasets.records import Example, Record, describe, described, record_of
+from captum_pda.datasets.result_folder import Example, Record, describe, described, record_of
 from captum_pda.device_sync import generator_for
-from captum_pda.distributed.ranks import Ranks
-from captum_pda.distributed.shared_work import Display, share_work
+from captum_pda.distributed import Display, Ranks, share_work
 from captum_pda.errors import warn_user
 from captum_pda.fingerprints import fingerprint
 

@@ -21,8 +21,8 @@ from captum_pda.diagnostics.approximation import (
     with_prior,
     with_samples,
 )
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.methods.gradient import GradientPDA
-from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents
@@ -121,7 +121,7 @@ def algorithm_agreement(
     efficient, sampled = with_conditional_mean(pda), with_samples(pda)
     averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
     empirical = with_prior(pda, averaging)
-    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output, pda.measure)
+    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output_kind, pda.measure)
     evidence = efficient.evidence(inputs, *windows, *passes)
     target = target_or_predicted(target, evidence)
     arguments = (inputs, target, *windows)

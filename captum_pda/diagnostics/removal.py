@@ -13,12 +13,10 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.engines import BatchLoop, BatchSize
+from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_images
-from captum_pda.model.measures import measure_for
-from captum_pda.model.model_call import ModelCall
-from captum_pda.model.readout import OUTPUTS, Readout
-from captum_pda.model.targets import watched_columns
+from captum_pda.model.inputs import check_count, check_images
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors.empty_context import EmptyContext, blurred
 from captum_pda.priors.solver import weighted_means
 
@@ -180,13 +178,13 @@ def removal_examples(
     inputs: Tensor,
     target: TargetType,
     additional_forward_args: object,
-    output: str,
+    output: str | OutputKind,
     perturbations_per_eval: int | None,
 ) -> Iterator[list[RemovalExample]]:
     """Every example of inputs (N, C, *space), while the model is in evaluation mode; without a
     target the predicted class is looked at."""
     check_images("inputs", inputs)
-    check_choice("output", output, OUTPUTS)
+    kind = find_output_kind(output)
     if perturbations_per_eval is not None:
         check_count("perturbations_per_eval", perturbations_per_eval)
     inputs = inputs.detach()
@@ -194,24 +192,23 @@ def removal_examples(
     batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
     with evaluation_mode(forward_func), torch.no_grad():
         outputs = call.unperturbed()
-        readout = Readout.of(output, outputs)
-        shape = tuple(outputs.shape[1:])
-        columns = watched_columns(target, readout.every(outputs), shape, output, "target")
+        explained = ExplainedOutputs.all_of(kind, outputs)
+        columns = explained.watched_columns(target, explained.scores(outputs), "target")
         yield [
             RemovalExample(
                 inputs[number],
                 BatchLoop(batch_size, inputs[number : number + 1]),
-                _predictor(call.for_example(number, 0), readout, column),
+                _predictor(call.for_example(number, 0), kind, column),
             )
             for number, column in enumerate(columns)
         ]
 
 
 def _predictor(
-    forward: Callable[[Tensor], Tensor], readout: Readout, column: int
+    forward: Callable[[Tensor], Tensor], kind: OutputKind, column: int
 ) -> Callable[[Tensor], Tensor]:
-    measure = measure_for(readout.output, "weight_of_evidence")
-    return lambda copies: measure.prediction(readout.column(forward(copies), column)[:, 0])
+    measure = kind.measure()
+    return lambda copies: measure.prediction(kind.column(forward(copies), column)[:, 0])
 
 
 def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
@@ -277,7 +274,7 @@ def faithfulness_curves(
     additional_forward_args: object = None,
     baselines: Tensor | float = 0.0,
     n_steps: int = 50,
-    output: str = "logits",
+    output: str | OutputKind = "logits",
     perturbations_per_eval: int | None = None,
 ) -> FaithfulnessCurves:
     """Take pixels away (and put them in) in the order of a map, and watch the prediction.
@@ -371,7 +368,7 @@ def symmetric_relevance_gain(
     additional_forward_args: object = None,
     fills: Sequence[str] | Mapping[str, RemovalFill] = ("blur", "mean", "linear"),
     n_steps: int = 16,
-    output: str = "logits",
+    output: str | OutputKind = "logits",
     perturbations_per_eval: int | None = None,
 ) -> SymmetricRelevanceGain:
     """Remove pixels in the order of a map and in the reverse order, and compare the predictions.

@@ -17,7 +17,7 @@ from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.protocol import PlacedWindows
 
 if TYPE_CHECKING:
-    from captum_pda.evidence.window_evidence import WindowEvidence
+    from captum_pda.evidence.evidence import WindowEvidence
 
 #: The shares of the pixels that are hidden, or shown alone.
 SHARES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,11 +14,10 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.reading import Quantity
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence import words
+from captum_pda.evidence.evidence import EvidencePart, Quantity, WindowEvidence
 from captum_pda.model.inputs import check_count
-from captum_pda.model.measures import Measure, signed
+from captum_pda.model.measures import Measure
 from captum_pda.regions.protocol import Regions, Windows
 
 Pixels = npt.NDArray[np.bool_]
@@ -42,10 +41,8 @@ class StrongRegion:
         pixels: which pixels belong to it, (*space).
         value: the mean of the map inside it; its sign and order in the list are those of the map.
         seen: P(c) with everything seen, or the raw output.
-        unseen: the same without the region; None where that was not asked.
-        lost: what is lost without it, in the measure's unit: its evidence in the full context.
-        alone: what it says by itself, over an input of which nothing is seen: its evidence in the
-            empty context.
+        evidence: what it says in each context that was asked, in the measure's unit.
+        changed: P(c) with the region changed, in each of these contexts, or the raw output.
         uncertain: whether regions of other sizes disagree about it by as much as its value.
         measure: what evidence is measured in.
 
@@ -59,9 +56,8 @@ class StrongRegion:
     pixels: Pixels
     value: float
     seen: float
-    unseen: float | None
-    lost: float | None
-    alone: float | None
+    evidence: Mapping[str, float]
+    changed: Mapping[str, float]
     uncertain: bool
     measure: Measure
 
@@ -75,6 +71,21 @@ class StrongRegion:
         """The extent of its box."""
         return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
 
+    @property
+    def lost(self) -> float | None:
+        """What is lost without it: its evidence in the full context, if that was asked."""
+        return self.evidence.get("full")
+
+    @property
+    def unseen(self) -> float | None:
+        """P(c) without it, or the raw output, if that was asked."""
+        return self.changed.get("full")
+
+    @property
+    def alone(self) -> float | None:
+        """What it says by itself: its evidence in the empty context, if that was asked."""
+        return self.evidence.get("empty")
+
     def __str__(self) -> str:
         return "; ".join(self.answers())
 
@@ -83,18 +94,14 @@ class StrongRegion:
 
     def answers(self) -> list[str]:
         """Each question about the region with its answer, as every list shows them."""
-        unit = f" {self.measure.unit}" if self.measure.unit else ""
-        found = []
-        if self.lost is not None and self.unseen is not None:
-            said = self.measure.in_words
-            change = f"{said(self.seen)} -> {said(self.unseen)}"
-            found.append(f"without it: {change} ({signed(-self.lost)}{unit})")
-        if self.alone is not None:
-            found.append(f"by itself: {signed(self.alone)}{unit} over nothing")
+        found = [
+            words.answer(context, value, self.seen, self.changed[context], self.measure)
+            for context, value in self.evidence.items()
+        ]
         if not found:
-            found.append(f"{signed(self.value)}{unit} on the map")
+            found.append(f"{words.with_unit(self.value, self.measure)} on the map")
         if self.uncertain:
-            found.append("uncertain: other sizes disagree")
+            found.append(words.UNCERTAIN)
         return found
 
 
@@ -167,10 +174,7 @@ def regions_of_map(
     by itself, as for GradientPDA."""
     plain = _plain(values)
     speak_for, speak_against = (
-        [
-            StrongRegion(pixels, value, math.nan, None, None, None, False, measure)
-            for _, pixels, value in kind
-        ]
+        [StrongRegion(pixels, value, math.nan, {}, {}, False, measure) for _, pixels, value in kind]
         for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
     )
     return speak_for, speak_against
@@ -282,20 +286,13 @@ def _described(
 ) -> StrongRegion:
     """A region with the answer to each question that was asked about it."""
     prediction = evidence.reading.prediction(target)
-    answers: dict[str, float] = {}
-    unseen = None
-    for part in own:
-        answers[part.context] = float(part.differences(quantity)[example, number])
-        if part.context == "full":
-            unseen = float(prediction(part.scores)[example, number])
     deviation = float(np.std(spread, ddof=1)) if len(spread) > 1 else 0.0
     return StrongRegion(
         pixels=pixels,
         value=value,
         seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
-        unseen=unseen,
-        lost=answers.get("full"),
-        alone=answers.get("empty"),
+        evidence={part.context: float(part.differences(quantity)[example, number]) for part in own},
+        changed={part.context: float(prediction(part.scores)[example, number]) for part in own},
         uncertain=len(spread) > 1 and abs(float(np.mean(spread))) <= deviation,
         measure=evidence.measure,
     )

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from captum_pda import device_sync
 from captum_pda.errors import warn_user
-from captum_pda.model.fixed_batches import exported_with
 
 #: How many objects behind a function are looked at, and how many of one list or dict.
 MOST_OBJECTS, MOST_ITEMS = 5_000, 100
@@ -65,6 +64,15 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
                 "as they were again, but the map may be off: use their values without changing "
                 "them, as batch-norm does in evaluation mode"
             )
+
+
+def exported_with(forward_func: object) -> list[Tensor]:
+    """The examples that a model from ``torch.export`` was exported with; none for other models."""
+    if not isinstance(forward_func, torch.fx.GraphModule):
+        return []
+    inputs = [node for node in forward_func.graph.nodes if node.op == "placeholder"]
+    examples = [node.meta.get("val") for node in inputs]
+    return [example for example in examples if isinstance(example, Tensor)]
 
 
 def _listed(names: list[str]) -> str:

@@ -1,14 +1,18 @@
-"""Check what a user hands to ``attribute``, before anything is computed."""
+"""What a user passes to ``attribute``, checked before anything is computed: inputs and targets."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Collection, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import format_tensor_into_tuples
+from captum_pda._captum import TargetType, format_tensor_into_tuples
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
@@ -111,3 +115,115 @@ def check_images(name: str, images: object) -> Tensor:
 def attribution_dtype(tensor: Tensor) -> torch.dtype:
     """Attributions have the input's dtype, but at least single precision."""
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def target_columns(
+    target: TargetType, n_examples: int, output_shape: tuple[int, ...], name: str = "target"
+) -> list[int]:
+    """The flat output column that ``target`` means for each example.
+
+    Args:
+        target: as `Captum <https://captum.ai/api/base_classes.html>`_ has it: None where there is
+            one output, an int, a tuple for outputs of more than two dimensions, or one of those
+            for each example in a list (ints also in a tensor).
+        n_examples: the batch size N.
+        output_shape: the shape of one example's output, ``outputs.shape[1:]``.
+        name: what to call the argument in an error.
+    """
+    if target is None:
+        if int(np.prod(output_shape)) != 1:
+            raise ValueError(
+                f"{name} is missing: the model has outputs of shape {tuple(output_shape)} per "
+                f"example, so say which one to explain, for example {name}="
+                f"{0 if len(output_shape) == 1 else (0,) * len(output_shape)}"
+            )
+        return [0] * n_examples
+    targets = _one_each(target, n_examples, name)
+    return [_column(item, output_shape, name) for item in targets]
+
+
+def masked_columns(
+    target: object, output_shape: tuple[int, ...], name: str = "target"
+) -> list[int] | None:
+    """The flat columns of a region of outputs, or None where ``target`` is not a mask.
+
+    Args:
+        target: a boolean mask of the outputs of one example, or (class, mask) with a mask of the
+            places that each class has a score for, as in segmentation.
+        output_shape: the shape of one example's output, ``outputs.shape[1:]``.
+        name: what to call the argument in an error.
+    """
+    mask: Any = target
+    if isinstance(target, tuple) and len(target) == 2 and _is_mask(target[1]):
+        places = output_shape[1:]
+        if tuple(target[1].shape) != places or not places:
+            raise ValueError(
+                f"{name} has a mask of shape {tuple(target[1].shape)} where each class has scores "
+                f"of shape {places}; give a mask of that shape"
+            )
+        first = _column((target[0], *(0 for _ in places)), output_shape, name)
+        mask = torch.zeros(output_shape, dtype=torch.bool, device="cpu")
+        mask[first // math.prod(places)] = torch.as_tensor(target[1]).cpu()
+    elif not _is_mask(target):
+        return None
+    if tuple(mask.shape) != tuple(output_shape):
+        raise ValueError(
+            f"{name} is a mask of shape {tuple(mask.shape)} for outputs of shape "
+            f"{tuple(output_shape)} per example; give one of that shape, or (class, mask)"
+        )
+    columns = device_sync.as_integers(torch.as_tensor(mask).reshape(-1).nonzero().squeeze(1))
+    if not columns:
+        raise ValueError(f"{name} is a mask without a True; there is nothing to explain")
+    return columns
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
+
+
+def _one_each(target: Any, n_examples: int, name: str) -> list[Any]:
+    """The target of each example: an int or a tuple."""
+    if isinstance(target, Tensor | np.ndarray):
+        values = torch.as_tensor(target)
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise TypeError(f"{name} has dtype {values.dtype}; class numbers are integers")
+        if values.dim() > 1 and values.numel() > 1:
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}; give one integer, a tensor of "
+                f"{n_examples}, or a list of tuples"
+            )
+        numbers = device_sync.as_integers(values.reshape(-1))
+        target = numbers[0] if len(numbers) == 1 else numbers
+    if not isinstance(target, list):
+        return [target] * n_examples
+    if len(target) != n_examples:
+        raise ValueError(
+            f"{name} has {len(target)} entries for {n_examples} examples; give one for all or one "
+            "for each"
+        )
+    return target
+
+
+def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
+    """The flat column of one example's target."""
+    index = target if isinstance(target, tuple) else (target,)
+    try:
+        numbers = [operator.index(number) for number in index]
+    except TypeError:
+        raise TypeError(f"{name}={target!r} must be an integer or a tuple of integers") from None
+    if not output_shape and numbers == [0]:
+        return 0
+    if len(numbers) != len(output_shape):
+        raise ValueError(
+            f"{name}={target!r} has {len(numbers)} entries for outputs of shape "
+            f"{tuple(output_shape)} per example; give a tuple of {len(output_shape)}"
+        )
+    for number, size in zip(numbers, output_shape, strict=True):
+        if not -size <= number < size:
+            raise ValueError(
+                f"{name}={target!r} is out of range: the model has outputs of shape "
+                f"{tuple(output_shape)} per example, so the last one is {size - 1} where "
+                f"{number} stands"
+            )
+    positive = [number % size for number, size in zip(numbers, output_shape, strict=True)]
+    return int(np.ravel_multi_index(positive, output_shape))

@@ -12,7 +12,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from typing_extensions import Self
 
-from captum_pda.distributed.ranks import Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.regions.protocol import Integers, row_major_steps
 
 #: Values of a patch whose covariance is factored to see whether a file holds a covariance.

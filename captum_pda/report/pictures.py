@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from captum_pda.evidence.part import EvidencePart
+from captum_pda.evidence.evidence import EvidencePart
 from captum_pda.priors import prior_for
 from captum_pda.regions.protocol import Windows
 from captum_pda.visualization.arrays import picture

@@ -1,14 +1,28 @@
-"""How many contents each region gets."""
+"""Samples of each region: draws, standard errors, and when there are enough of them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from scipy.special import chdtri
+from torch import Tensor
 
 from captum_pda import device_sync
+from captum_pda.engines import PreparedEngine
+from captum_pda.engines.protocol import Advance, Read
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
+from captum_pda.regions.contexts import Context
 from captum_pda.regions.protocol import Windows, drawing_numbers
-from captum_pda.running.sampling_error import StoppingRule
+
+#: The error of a region is first checked after this many samples, and then each time that their
+#: number has grown by this factor.
+FIRST_CHECK, GROWTH = 5, 1.5
+#: The confidence with which a standard error is under the tolerance once sampling stops.
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -19,8 +33,8 @@ class Sampling:
         n_samples: how many; with ``stopping``, at most.
         seed: the same one gives the same draws.
         keep_errors: whether to keep the standard error of each score.
-        stopping: when a region has contents enough; None runs all of them.
-        part: the number of the part whose regions are sampled.
+        stopping: when a region has enough of them; None runs all.
+        part: the number of the part of the plan whose regions are sampled.
     """
 
     n_samples: int = 1
@@ -29,11 +43,165 @@ class Sampling:
     stopping: StoppingRule | None = None
     part: int = 0
 
-    def in_context(self, context: str) -> Sampling:
-        """In the empty context the true content is put in, which is one and certain."""
-        return self if context == "full" else Sampling(1, self.seed, self.keep_errors)
+    def in_context(self, context: Context) -> Sampling:
+        """Of a content that is certain, one sample is enough."""
+        return self if context.is_sampled else Sampling(1, self.seed, self.keep_errors)
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
         first, place = drawing_numbers(windows)
         return device_sync.generator_for((self.seed, first, self.part, place), device)
+
+
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a region has been sampled enough: once its standard error is surely under a bound.
+
+    A standard error that is itself estimated from few samples is by chance too small now and then,
+    and stopping at such a moment would favour wrong values. So errors are checked only a few
+    times (after 5, 8, 12, 18, ... samples), and what must be under the bound is the upper 95%
+    confidence limit of the standard error, for normally distributed samples:
+    error * sqrt((n - 1) / q), with q the 5% point of chi-squared with n - 1 degrees of freedom.
+
+    Args:
+        tolerance: the bound, in units of the measure.
+        columns: for each example the column whose error is bounded.
+        kind: what the outputs are.
+        measure: what evidence is measured in.
+    """
+
+    tolerance: float
+    columns: list[int]
+    kind: OutputKind
+    measure: Measure
+
+    def enough(self, example: int, scores: Tensor) -> Tensor:
+        """Which regions need no more than these samples (n, W, columns), (W,)."""
+        picked = scores[..., self.columns[example]]
+        error = self.measure.error(self.kind.average_error(picked), self.kind.average(picked))
+        return error * _upper_limit(len(scores)) <= self.tolerance
+
+
+def checks(n_samples: int) -> Iterator[int]:
+    """After how many samples to check a region's error; the last is ``n_samples``."""
+    count = FIRST_CHECK
+    while count < n_samples:
+        yield count
+        count = math.ceil(count * GROWTH)
+    yield n_samples
+
+
+def _upper_limit(n: int) -> float:
+    """How many times its estimate a standard deviation is at most, for n normal samples."""
+    return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))
+
+
+@dataclass(frozen=True, eq=False)
+class RegionScores:
+    """What is kept of the samples of regions.
+
+    Args:
+        scores: averaged over the samples, (..., W, columns).
+        errors: their standard errors, where they were asked for.
+        n_drawn: how many samples each region had, (..., W).
+    """
+
+    scores: Tensor
+    errors: Tensor | None
+    n_drawn: Tensor
+
+    @classmethod
+    def of(cls, samples: Tensor, kind: OutputKind, keep_errors: bool) -> RegionScores:
+        """Average samples (S, W, columns)."""
+        scores = kind.average(samples)
+        errors = None
+        if keep_errors:
+            several = len(samples) > 1
+            errors = kind.average_error(samples) if several else torch.full_like(scores, math.nan)
+        n_drawn = torch.full(samples.shape[1:2], len(samples), device=samples.device)
+        return cls(scores, errors, n_drawn)
+
+    @classmethod
+    def unknown(cls, reference: Tensor, n_regions: int, keep_errors: bool) -> RegionScores:
+        """Room for the regions of all examples, for scores like these (N, columns)."""
+        n_examples, n_columns = reference.shape
+        empty = reference.new_full((n_examples, n_regions, n_columns), math.nan)
+        n_drawn = torch.zeros(n_examples, n_regions, dtype=torch.int64, device=reference.device)
+        return cls(empty, empty.clone() if keep_errors else None, n_drawn)
+
+    def put(self, example: int, regions: Tensor, found: RegionScores) -> None:
+        """Write what is known of some regions of an example."""
+        self.scores[example, regions] = found.scores
+        if self.errors is not None and found.errors is not None:
+            self.errors[example, regions] = found.errors
+        self.n_drawn[example, regions] = found.n_drawn
+
+
+def score_regions(
+    prepared: PreparedEngine,
+    windows: Windows,
+    fills: Tensor,
+    read: Read,
+    advance: Advance,
+    kind: OutputKind,
+    keep_errors: bool = False,
+    enough: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[tuple[Tensor, RegionScores]]:
+    """Run the model with each region replaced by its fills, and keep what was found.
+
+    Args:
+        prepared: runs the copies.
+        windows: the boxes that change.
+        fills: what is put there, (S, W, C, *box).
+        read: from outputs to scores, for every batch at once.
+        advance: told how many copies have just gone through the model.
+        kind: what the outputs are.
+        keep_errors: whether standard errors are kept.
+        enough: from samples (n, W, columns) to whether each region has enough of them, (W,). Each
+            region is then run on more and more of its fills until it has. None runs all fills.
+
+    Returns:
+        Regions that are finished, as their numbers and what is kept of them; when something stops
+        the run, as far as they have come by then.
+    """
+    running = torch.arange(len(windows), device=fills.device)
+    rounds: list[Tensor] = []
+    done = 0
+    for count in checks(len(fills)) if enough else [len(fills)]:
+        some = windows.pick(device_sync.as_integers(running)) if done else windows
+        try:
+            new = fills[done:count, running] if done else fills[:count]
+            rounds.append(prepared.scores(some, new, read, advance))
+        except BaseException:
+            unfinished = getattr(prepared, "unfinished", None)
+            known = rounds if unfinished is None else [*rounds, unfinished]
+            for numbers, samples in _finished_samples(known):
+                yield running[numbers], RegionScores.of(samples, kind, keep_errors)
+            raise
+        samples = torch.cat(rounds)
+        done = count
+        if enough is None or done == len(fills):
+            yield running, RegionScores.of(samples, kind, keep_errors)
+            return
+        ready = enough(samples)
+        stopped = running[ready]
+        if len(stopped):
+            yield stopped, RegionScores.of(samples[:, ready], kind, keep_errors)
+            advance(len(stopped) * (len(fills) - done))  # samples that are not needed
+        running, rounds = running[~ready], [samples[:, ~ready]]
+        if len(running) == 0:
+            return
+
+
+def _finished_samples(rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The samples of regions (rounds of (n, W, columns)) that were run before a run was stopped,
+    those of as many samples together."""
+    if not rounds:
+        return
+    samples = torch.cat(rounds)
+    is_done = ~samples.isnan().all(dim=2)
+    counts = is_done.sum(dim=0)
+    for count in set(device_sync.as_integers(counts)) - {0}:
+        some = counts == count
+        first = is_done[:, some].int().argsort(dim=0, descending=True, stable=True)[:count]
+        yield some, samples[:, some].gather(0, first[..., None].expand(-1, -1, samples.shape[2]))

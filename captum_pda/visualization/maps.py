@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.evidence.part import EvidencePart
-from captum_pda.evidence.window_evidence import WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.visualization.arrays import (
     Floats,
     Image,
@@ -237,7 +237,6 @@ def _fill(figure: Figure, rows: int, columns: int, n: int) -> list[Axes]:
 
 
 PANEL = 2.6  # inches
-CONTEXT_WORDS = {"full": "without each", "empty": "each by itself"}
 
 
 def visualize_evidence_parts(
@@ -323,7 +322,7 @@ def part_words(part: EvidencePart) -> str:
     title = part.regions.title
     if part.depth != "input":
         title = f"features of {part.depth}"
-    return f"{title}\n{CONTEXT_WORDS[part.context]}"
+    return f"{title}\n{CONTEXTS[part.context].each}"
 
 
 def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from conftest import make_classifier, make_images
 
 from captum_pda import EfficientPDA, diagnostics
-from captum_pda.methods.perturbation import PerturbationPDA
+from captum_pda.methods.base import PerturbationPDA
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ def test_the_process_group_goes_along(group, diagnose, monkeypatch):
     monkeypatch.setattr(
         PerturbationPDA,
         "_explain",
-        lambda pda, *arguments: groups.append(pda.process_group) or explain(pda, *arguments),
+        lambda pda, *args, **kwargs: (
+            groups.append(pda.process_group) or explain(pda, *args, **kwargs)
+        ),
     )
     torch.manual_seed(0)
     diagnose(EfficientPDA(make_classifier(), process_group=group), make_images(1, 3, 9, 9))

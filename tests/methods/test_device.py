@@ -27,7 +27,7 @@ from captum_pda import (
     diagnostics,
     strongest_regions,
 )
-from captum_pda.model import model_call
+from captum_pda.model import call as model_call
 from captum_pda.report import write_report
 from captum_pda.visualization import visualize_evidence
 

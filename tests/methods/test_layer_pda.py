@@ -10,9 +10,8 @@ from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import GaussianPatchPrior, LayerPDA
-from captum_pda.model.find_layer import NoFeatureMapError, named_layer
-from captum_pda.model.layer_call import LayerCall
-from captum_pda.model.model_call import ModelCall
+from captum_pda.model.call import ModelCall
+from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 
 
 def bits(outputs: Tensor, target: int) -> Tensor:

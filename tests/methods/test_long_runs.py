@@ -17,8 +17,7 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
-from captum_pda.engines.incremental import winograd
-from captum_pda.running import loop, rank_chunks
+from captum_pda.running import run
 
 ENGINES = ["dense", "incremental"]
 WINDOWS = {"sliding_window_shapes": 3, "strides": 2, "perturbations_per_eval": 4}
@@ -262,8 +261,7 @@ def numbers_gained_a_window(network, prior, engine, images):
 
 @pytest.mark.slow
 def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
-    for module in (loop, rank_chunks):
-        monkeypatch.setattr(module, "VALUES_PER_CHUNK", 2**10)
+    monkeypatch.setattr(run, "VALUES_PER_CHUNK", 2**10)
     images = make_images(1, 1, 1200).float()
     network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
     prior = GaussianPatchPrior(8).fit(images)
@@ -283,18 +281,17 @@ class NewWeights(nn.Conv2d):
 @pytest.mark.parametrize("convolution", [nn.Conv2d, NewWeights])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_keep_nothing_of_a_window_but_its_scores(engine, convolution, monkeypatch):
-    for module in (loop, rank_chunks):
-        monkeypatch.setattr(module, "VALUES_PER_CHUNK", 2**10)
-    monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 1)
+    monkeypatch.setattr(run, "VALUES_PER_CHUNK", 2**10)
     images = make_images(1, 1, 32, 32).float()
     torch.manual_seed(0)
     network = nn.Sequential(
         convolution(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        convolution(4, 8, 3, padding=1),
+        convolution(4, 96, 3, padding=1),
         nn.MaxPool2d(2),
-        convolution(8, 2, 3),
+        convolution(96, 96, 3),
+        convolution(96, 2, 3),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )

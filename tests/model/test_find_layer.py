@@ -7,8 +7,8 @@ import torch
 from conftest import make_classifier, make_images
 from torch import Tensor, nn
 
-from captum_pda.model.find_layer import NoFeatureMapError, last_feature_map, named_layer
-from captum_pda.model.model_call import ModelCall
+from captum_pda.model.call import ModelCall
+from captum_pda.model.layers import NoFeatureMapError, last_feature_map, named_layer
 
 IMAGE = make_images(1, 3, 16, 16)
 

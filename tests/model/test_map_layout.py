@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from captum_pda.model.map_layout import MapLayout, map_layout
+from captum_pda.model.layers import MapLayout, map_layout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,643 @@
+"""The evidence of every region for every output, and the maps drawn from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from captum_pda._captum import TargetType, format_output
+from captum_pda.evidence.self_test import SelfTest, self_test
+from captum_pda.evidence.words import description
+from captum_pda.files import counted
+from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
+from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.protocol import Regions
+from captum_pda.running.ask import Asker
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
+Quantity: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read scores of (N, W, columns).
+
+    Args:
+        output_shape: the shape of one example's output, whose flat columns these are.
+        output: the name of the output kind, such as "logits".
+        measure: what differences are measured in.
+        summed: whether the columns are those of a region, which is explained as a whole: as the
+            sum over its columns.
+    """
+
+    output_shape: tuple[int, ...]
+    output: str
+    measure: Measure
+    summed: bool = False
+
+    def quantity(self, target: TargetType, name: str = "target") -> Quantity:
+        """What is measured of ``target``."""
+        return lambda scores: self.measure.value(self.pick(scores, target, name)).sum(dim=2)
+
+    def rather(self, first: TargetType, second: TargetType) -> Quantity:
+        """What speaks for ``first`` rather than ``second``."""
+        return lambda scores: self.measure.contrast(
+            self.pick(scores, first, "first"), self.pick(scores, second, "second")
+        ).sum(dim=2)
+
+    def prediction(self, target: TargetType) -> Quantity:
+        """The probability of ``target``, or its raw output; the mean of those of a region."""
+        return lambda scores: self.measure.prediction(self.pick(scores, target)).mean(dim=2)
+
+    def errors(self, errors: Tensor, scores: Tensor, target: TargetType) -> Tensor:
+        """The standard errors of the measured quantity, from those of the scores, (N, W)."""
+        picked = self.pick(errors, target)
+        if picked.shape[2] > 1:
+            raise ValueError(
+                "a sum over a region has no standard error here: its outputs err together; ask for "
+                "one output of it"
+            )
+        return self.measure.error(picked, self.pick(scores, target)).squeeze(2)
+
+    def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
+        """The columns of (N, W, columns) scores that are explained: one, or those of a region."""
+        if self.summed and target is None:
+            return scores
+        region = masked_columns(target, self.output_shape, name)
+        if region is not None:
+            return scores[..., region]
+        columns = target_columns(target, len(scores), self.output_shape, name)
+        index = torch.tensor(columns, device=scores.device)[:, None, None]
+        return scores.gather(2, index.expand(-1, scores.shape[1], 1))
+
+
+#: How values between the places of a feature map are read, by its number of spatial dimensions.
+INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EvidencePart:
+    """What regions of one size say about every output.
+
+    Args:
+        tensor: the number of the input tensor that they lie in.
+        regions: where they lie.
+        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
+        reading: how scores become evidence.
+        reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
+        scores: the same with each region changed, (N, W, columns).
+        drawn: how many contents of each region the model has seen, (N, W).
+        errors: the standard errors of ``scores``, where there were several samples.
+        depth: "input", or the name of the layer in whose feature map the regions lie.
+    """
+
+    tensor: int
+    regions: Regions
+    context: str
+    reading: Reading
+    reference: Tensor
+    scores: Tensor
+    drawn: Tensor
+    errors: Tensor | None = None
+    depth: str = "input"
+
+    def __repr__(self) -> str:
+        where = "" if self.depth == "input" else f", depth {self.depth}"
+        return (
+            f"EvidencePart({len(self.regions)} regions of {self.regions.size}, context "
+            f"{self.context}{where})"
+        )
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The window's shape, or the mean extent of other regions."""
+        return self.regions.size
+
+    def values(self, target: TargetType = None) -> Tensor:
+        """The evidence of each region for ``target``, (N, W)."""
+        return self.differences(self.reading.quantity(target))
+
+    def differences(self, quantity: Quantity) -> Tensor:
+        """By how much a quantity is larger where each region is seen, (N, W)."""
+        before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
+        return before - after if CONTEXTS[self.context].removes else after - before
+
+    def predictions(self, target: TargetType = None) -> Tensor:
+        """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
+        return self.reading.prediction(target)(self.scores)
+
+    def standard_error(self, target: TargetType = None) -> Tensor:
+        """The standard error of each of the ``values``, (N, W), from the samples' spread."""
+        if self.errors is None:
+            raise ValueError(
+                "a standard error needs two samples or more of each window; use "
+                "SampledPDA(...).evidence(inputs, n_samples=10)"
+            )
+        return self.reading.errors(self.errors, self.scores, target)
+
+    def map(self, values: Tensor, space: tuple[int, ...]) -> Tensor:
+        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space)."""
+        averaged = self.regions.average(values)
+        if self.regions.space == space:
+            return averaged
+        larger = F.interpolate(
+            averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)], align_corners=False
+        )
+        return larger.squeeze(1)
+
+
+#: A spread of this share of the largest one is no more than rounding.
+ROUNDING = 1e-4
+
+
+def weights(maps: Sequence[Tensor]) -> Tensor:
+    """How much each map (N, *space) counts, (maps, N); the weights of an example add up to 1.
+
+    A map's weight is the inverse of its spread s_k, its standard deviation over the pixels: a
+    region says several times as many bits by itself as are lost without it, and these would drown
+    the others.
+    A map whose spread is but rounding tells no pixel from another, and counts only where all maps
+    are so.
+    """
+    spreads = torch.stack([_spread(values) for values in maps])
+    flat = spreads <= ROUNDING * spreads.amax(dim=0)
+    inverse = torch.where(flat, 0, 1 / spreads.where(~flat, 1))
+    inverse = torch.where(flat.all(dim=0), 1, inverse)
+    return inverse / inverse.sum(dim=0)
+
+
+def mean_map(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
+    """The mean of maps (N, *space) that answer one question; of ``unfinished`` ones, of those that
+    know a pixel."""
+    n_maps = maps[0].new_full((len(maps), len(maps[0])), 1 / len(maps))
+    return _average(maps, n_maps, unfinished)
+
+
+def weighted_mean(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
+    """M = sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k (N, *space) with spreads s_k.
+
+    Where one of them is NaN, so is M; of ``unfinished`` maps, the others are averaged alone.
+    """
+    return _average(maps, weights(maps), unfinished)
+
+
+def _average(maps: Sequence[Tensor], shares: Tensor, unfinished: bool) -> Tensor:
+    if len(maps) == 1:
+        return maps[0]
+    total = torch.zeros_like(maps[0])
+    weight = torch.zeros_like(maps[0])
+    for values, share in zip(maps, shares, strict=True):
+        known = values.isfinite() if unfinished else torch.ones_like(values, dtype=torch.bool)
+        per_pixel = share.reshape(-1, *[1] * (values.dim() - 1)) * known
+        total += per_pixel * values.where(known, 0)
+        weight += per_pixel
+    return total / weight
+
+
+def combined(questions: Sequence[Sequence[Tensor]], unfinished: bool = False) -> Tensor:
+    """The weighted mean over questions of the mean map of each question."""
+    return weighted_mean([mean_map(maps, unfinished) for maps in questions], unfinished)
+
+
+def combined_weights(questions: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """How much each map counts in ``combined``, (maps of the question, N) for each question."""
+    between = weights([mean_map(maps) for maps in questions])
+    return [
+        (share / len(maps)).expand(len(maps), -1)
+        for maps, share in zip(questions, between, strict=True)
+    ]
+
+
+def _spread(values: Tensor) -> Tensor:
+    """The standard deviation of each example's finite pixels, (N,)."""
+    flat = values.flatten(1)
+    known = flat.isfinite()
+    count = known.sum(dim=1).clamp_min(1)
+    mean = flat.where(known, 0).sum(dim=1, keepdim=True) / count.unsqueeze(1)
+    squares = (flat - mean).square().where(known, 0).sum(dim=1)
+    return (squares / count).sqrt()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WindowEvidence:
+    """What every region says about every output, from one set of forward passes.
+
+    Made by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Windows of
+    several sizes, contexts and depths are its parts. Parts of one context and depth answer one
+    question, and the question's map is the mean of theirs: a pixel has the mean evidence of the
+    regions that hold it. The maps M_q of several questions become one by their weighted mean,
+
+        M = sum_q (M_q / s_q) / sum_q (1 / s_q),
+
+    with s_q the standard deviation of M_q over its pixels, so that no question drowns another.
+
+    Args:
+        inputs: the explained tensors.
+        scores: log-odds in nats (or raw outputs) with everything seen, (N, columns).
+        parts: the regions of each size, context and depth.
+        reading: how scores become evidence.
+        is_tuple: whether the inputs came as a tuple, and so do the maps.
+        prior: what was expected in the place of regions; None is the default prior.
+        ask: asks the model further questions about an example; None where there is no model any
+            more.
+
+    Example::
+
+        >>> evidence = EfficientPDA(model).evidence(image, scales=(16, 32, 64))
+        >>> evidence.attribution(husky)              # for and against "husky"
+        >>> evidence.contrast(husky, wolf)           # why "husky" rather than "wolf"?
+        >>> evidence.at(32).attribution(husky)       # windows of 32 x 32 alone
+
+        >>> evidence = SampledPDA(model).evidence(image, n_samples=50, tolerance=0.1)
+        >>> evidence.standard_error(husky)           # of each window's value, in bits
+        >>> evidence.n_drawn                         # how many samples that took
+    """
+
+    inputs: tuple[Tensor, ...]
+    scores: Tensor
+    parts: tuple[EvidencePart, ...]
+    reading: Reading
+    is_tuple: bool = False
+    prior: Any = None
+    ask: Asker | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The evidence is kept and sent without the model.
+        return {**self.__dict__, "ask": None}
+
+    def __repr__(self) -> str:
+        return (
+            f"WindowEvidence({counted(len(self), 'example')}, "
+            f"{counted(self.scores.shape[1], 'output')}, {counted(len(self.parts), 'part')}, "
+            f"{self.measure.name})"
+        )
+
+    def __str__(self) -> str:
+        return description(self)
+
+    def _repr_html_(self) -> str:
+        from captum_pda.report import notebook_html
+
+        return notebook_html(self)
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return len(self.scores)
+
+    def __getitem__(self, examples: int | slice) -> WindowEvidence:
+        """The evidence of one example, or of a slice of them; nothing is asked again."""
+        if isinstance(examples, slice):
+            rows = range(len(self))[examples]
+            if rows.step < 0 or not rows:
+                raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
+            kept = slice(rows.start, rows.stop, rows.step)
+        else:
+            number = range(len(self))[examples]  # refuses what is out of range
+            kept = slice(number, number + 1)
+        return self._of_examples(kept)
+
+    def __iter__(self) -> Iterator[WindowEvidence]:
+        """The evidence of each example by itself."""
+        return (self[number] for number in range(len(self)))
+
+    def _of_examples(self, rows: slice) -> WindowEvidence:
+        # Parts with the same regions keep them in common.
+        regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}
+        parts = tuple(
+            replace(
+                part,
+                regions=regions[id(part.regions)],
+                reference=part.reference[rows],
+                scores=part.scores[rows],
+                drawn=part.drawn[rows],
+                errors=None if part.errors is None else part.errors[rows],
+            )
+            for part in self.parts
+        )
+        return replace(
+            self,
+            inputs=tuple(tensor[rows] for tensor in self.inputs),
+            scores=self.scores[rows],
+            parts=parts,
+            ask=None if self.ask is None else self.ask.of_examples(rows),
+        )
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the evidence to a file of tensors and JSON (safetensors), inputs included.
+
+        The model is not saved, nor the prior, which is only named.
+
+        Args:
+            path: where to write, such as "evidence.safetensors".
+            overwrite: whether to replace evidence that is there; other files never are.
+
+        Example::
+
+            >>> evidence.save("husky.safetensors")
+            >>> WindowEvidence.load("husky.safetensors").attribution(husky)
+        """
+        from captum_pda.evidence.storage import save_evidence
+
+        save_evidence(self, path, overwrite)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", prior: Any = None
+    ) -> WindowEvidence:
+        """Read evidence that ``save`` wrote. Nothing in the file is run.
+
+        Maps, lists, pictures and reports are as before. Without a model there is no ``self_test``.
+
+        Args:
+            path: the file.
+            device: where to put the tensors.
+            prior: the prior that it was made with, if it was not the default, so that a report can
+                show what was put in the place of regions.
+        """
+        from captum_pda.evidence.storage import load_evidence
+
+        return load_evidence(path, device, prior)
+
+    def top(self, example: int | None = None) -> int:
+        """The most probable output of an example.
+
+        Raises:
+            ValueError: the outputs are not classes to choose from, such as those of segmentation.
+        """
+        if len(self.output_shape) > 1 or (self.output == "raw" and self.scores.shape[1] > 1):
+            raise ValueError(
+                f"target is missing: of outputs of shape {self.output_shape} per example, read as "
+                f"{self.output!r}, none is the top class; say which one to show"
+            )
+        return int(self.scores[self.checked_example(example)].argmax())
+
+    def show(
+        self, target: TargetType = None, name: str | None = None, **options: Any
+    ) -> tuple[Figure, list[Axes]]:
+        """Draw the explanation: the input with its strongest regions, the map, and its test.
+
+        Args:
+            target: the output to explain. Default: the most probable one, which the title names.
+            name: what the output is called.
+            options: as for ``captum_pda.visualization.visualize_explanation``, such as ``mean`` and
+                ``std`` to undo a normalisation, ``example``, ``rather_than`` and ``test``.
+
+        Example::
+
+            >>> PDA(model).evidence(image).show(mean=0.5, std=0.5)
+        """
+        from captum_pda.visualization import visualize_explanation
+
+        return visualize_explanation(self, target, name=name, **options)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        target: int | None = None,
+        example: int | None = None,
+        **options: Any,
+    ) -> str | Path:
+        """The report as one HTML page that needs nothing but itself.
+
+        Args:
+            path: where to write it; None returns the page as a string.
+            target: the output shown at first. Default: the most probable one.
+            example: which one, where the evidence is of several.
+            options: as for ``captum_pda.report.write_report``: ``labels``, ``mean``, ``std``,
+                ``title``, ``truth``, ``test``.
+
+        Returns:
+            The page, or the path it was written to.
+        """
+        from captum_pda.report import evidence_html
+
+        return evidence_html(self, path, target, example, **options)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of one example's output."""
+        return self.reading.output_shape
+
+    @property
+    def output(self) -> str:
+        """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
+        return self.reading.output
+
+    @property
+    def measure(self) -> Measure:
+        """What differences are measured in."""
+        return self.reading.measure
+
+    @property
+    def probabilities(self) -> Tensor:
+        """P(c|x) of every output with everything seen, (N, *output_shape)."""
+        if not self.measure.needs_probabilities:
+            raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
+        return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes of the windows, in the order of the parts."""
+        return tuple(dict.fromkeys(part.size for part in self.parts))
+
+    def at(self, size: int | Sequence[int]) -> WindowEvidence:
+        """The evidence of windows of one size alone."""
+        return self._only(
+            lambda part: part.size == _shape(size, len(part.size)),
+            f"windows of size {size}; there are {self._listed(part.size for part in self.parts)}",
+        )
+
+    def in_context(self, context: str) -> WindowEvidence:
+        """The evidence in the "full" or the "empty" context alone."""
+        found = self._listed(part.context for part in self.parts)
+        return self._only(lambda part: part.context == context, f"context {context!r}; has {found}")
+
+    def at_depth(self, depth: str) -> WindowEvidence:
+        """The evidence of regions of the "input", or of a layer's feature map, alone."""
+        found = self._listed(part.depth for part in self.parts)
+        return self._only(lambda part: part.depth == depth, f"depth {depth!r}; has {found}")
+
+    def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The evidence of each region for ``target``, (N, W), part after part."""
+        return self._each(lambda part: part.values(target))
+
+    def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
+        return self._maps(self.reading.quantity(target))
+
+    def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
+        """The map of what speaks for ``first`` rather than ``second``.
+
+        In bits, log2 P(first)/P(second) with the region seen less the same without it; for raw
+        outputs and probability differences, the difference of the two maps.
+        """
+        return self._maps(self.reading.rather(first, second))
+
+    def total(self, target: TargetType = None) -> Tensor:
+        """All evidence for ``target``, (N,): log2 odds with everything seen less log2 odds with
+        nothing seen, or the same in another measure. The model was asked with nothing seen where
+        there is an empty context, as PDA has."""
+        quantity = self.reading.quantity(target)
+        nothing_seen = [part for part in self.parts if CONTEXTS[part.context].starts_from_nothing]
+        if not nothing_seen:
+            raise ValueError(
+                "this evidence was not asked with nothing seen; use context='empty' or 'both'"
+            )
+        references = (self.scores, nothing_seen[0].reference)
+        everything, nothing = (quantity(one.unsqueeze(1)) for one in references)
+        return (everything - nothing)[:, 0]
+
+    def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
+        """Test the map for ``target`` on its own input, with about 40 further passes.
+
+        The strongest k% of the pixels are hidden, and then only they are shown, for 19 values of k,
+        with the prior's conditional mean in the place of what is hidden. A map that explains the
+        answer loses it in the first case and keeps it in the second.
+
+        Args:
+            target: the output to ask about.
+            example: which one, where the evidence is of several.
+
+        Example::
+
+            >>> print(evidence.self_test(husky))
+            without the strongest 15%: 95% -> 3.1%; with only these: 91%
+        """
+        return self_test(self, target, example)
+
+    def checked_example(self, example: int | None) -> int:
+        """The number of one example of one input tensor; with a single example, None is it."""
+        if len(self.inputs) != 1:
+            raise ValueError(
+                f"evidence has {len(self.inputs)} input tensors; this needs one, so pass the "
+                "others as additional_forward_args"
+            )
+        if example is None and len(self.scores) > 1:
+            raise ValueError(
+                f"evidence holds {len(self.scores)} examples; say which one, such as example=0"
+            )
+        number = example or 0
+        if not 0 <= number < len(self.scores):
+            raise ValueError(
+                f"example={number} is out of range; there are {len(self.scores)} examples"
+            )
+        return number
+
+    def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The map of a run that was stopped: each pixel has the mean of the finished regions that
+        cover it, and NaN where there is none."""
+        return self._maps(self.reading.quantity(target), unfinished=True)
+
+    def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
+        removing = self._only(
+            lambda part: CONTEXTS[part.context].removes, "context that removes regions; use 'full'"
+        )
+        return removing._each(lambda part: part.predictions(target))
+
+    @property
+    def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
+        """How many contents of each region the model has seen, (N, W)."""
+        return self._each(lambda part: part.drawn)
+
+    def standard_error(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The standard error of each of the ``window_values``, (N, W), from the samples' spread.
+
+        By the delta method: with p the mean and s the standard deviation of the S samples'
+        probabilities, s / sqrt(S) / (p (1 - p) ln 2) bits of log-odds; s / sqrt(S) for probability
+        differences and raw outputs, and s / sqrt(S) / (p ln 2) for information differences.
+        """
+        return self._each(lambda part: part.standard_error(target))
+
+    def standard_error_map(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
+        """The standard error of each value of ``attribution``, of the inputs' shape.
+
+        A pixel is the mean of the n regions that cover it. They are sampled independently, so its
+        error is the root of the sum of their squared errors, divided by n; over several parts, the
+        root of the sum of the squared errors times squared weights.
+        """
+        maps = []
+        for number, tensor in enumerate(self.inputs):
+            space = tuple(tensor.shape[2:])
+            groups = self._groups_of(number)
+            values = [[part.map(part.values(target), space) for part in parts] for parts in groups]
+            total = torch.zeros_like(values[0][0])
+            for parts, shares in zip(groups, combined_weights(values), strict=True):
+                for part, share in zip(parts, shares, strict=True):
+                    square = part.map(part.standard_error(target) ** 2, space)
+                    share = share.reshape(-1, *[1] * len(space))
+                    total += share**2 * square / part.regions.coverage(tensor.device)
+            maps.append(to_attribution(total.sqrt(), tensor))
+        return format_output(self.is_tuple, tuple(maps))
+
+    def _maps(self, quantity: Quantity, unfinished: bool = False) -> Tensor | tuple[Tensor, ...]:
+        """One map per input tensor, of what a quantity gains by each region."""
+        maps = []
+        for number, tensor in enumerate(self.inputs):
+            space = tuple(tensor.shape[2:])
+            each = [
+                [_map_of(part, part.differences(quantity), space, unfinished) for part in parts]
+                for parts in self._groups_of(number)
+            ]
+            maps.append(to_attribution(combined(each, unfinished), tensor))
+        return format_output(self.is_tuple, tuple(maps))
+
+    def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
+        """Values of the regions (N, W), those of one tensor next to each other."""
+        return format_output(
+            self.is_tuple,
+            tuple(
+                torch.cat([values(part) for part in self._parts_of(number)], dim=1)
+                for number in range(len(self.inputs))
+            ),
+        )
+
+    def _parts_of(self, tensor: int) -> list[EvidencePart]:
+        return [part for part in self.parts if part.tensor == tensor]
+
+    def _groups_of(self, tensor: int) -> list[list[EvidencePart]]:
+        """The parts of a tensor, those of one depth and context together."""
+        groups: dict[tuple[str, str], list[EvidencePart]] = {}
+        for part in self._parts_of(tensor):
+            groups.setdefault((part.depth, part.context), []).append(part)
+        return list(groups.values())
+
+    def _only(self, wanted: Callable[[EvidencePart], bool], missing: str) -> WindowEvidence:
+        parts = tuple(part for part in self.parts if wanted(part))
+        if not parts:
+            raise ValueError(f"this evidence holds no {missing}")
+        return replace(self, parts=parts)
+
+    @staticmethod
+    def _listed(found: Any) -> str:
+        return ", ".join(str(item) for item in dict.fromkeys(found))
+
+
+def _shape(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    return (size,) * dims if isinstance(size, int) else tuple(size)
+
+
+def _map_of(part: EvidencePart, values: Tensor, space: tuple[int, ...], unfinished: bool) -> Tensor:
+    """The map of a part; where it is unfinished, of the regions that are done."""
+    if not unfinished:
+        return part.map(values, space)
+    done = part.map(values.isfinite().to(values.dtype), space)
+    return part.map(values.nan_to_num(0, 0, 0), space) / done
+
+
+def to_attribution(values: Tensor, like: Tensor) -> Tensor:
+    """A map (N, *space) for an input, every channel of a pixel alike."""
+    averaged = values.to(attribution_dtype(like))
+    return averaged.unsqueeze(1).expand(like.shape).contiguous()

@@ -1,0 +1,267 @@
+"""What all methods by perturbation share: replace each region, and compare the predictions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from captum_pda import device_sync
+from captum_pda._captum import PerturbationAttribution, TargetType, method_repr, readable_name
+from captum_pda.distributed import Ranks
+from captum_pda.engines import (
+    Engine,
+    EngineReport,
+    engine_for,
+    engine_settings,
+)
+from captum_pda.engines.audit import warn_of_rounding
+from captum_pda.errors import NonFiniteOutputError, attach_result
+from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.model.call import ModelCall
+from captum_pda.model.evaluation_mode import evaluation_mode
+from captum_pda.model.inputs import check_count, check_inputs
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind, find_output_kind
+from captum_pda.priors import PatchPrior, prior_settings
+from captum_pda.priors.field import DEFAULT_PRIOR
+from captum_pda.regions.protocol import Windows
+from captum_pda.running.ask import Asker
+from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
+from captum_pda.running.run import Run, agree_on_model, agree_on_plan
+from captum_pda.running.sampling import RegionScores, Sampling
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Documented = TypeVar("Documented", bound=Callable[..., Any])
+#: The arguments in a docstring, and one of them: its name, and its text with all further lines.
+SECTION = re.compile(r"^Args:\n((?: {4}.*\n?)*)", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+ONE_FILL = Sampling()
+
+
+def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
+    """Document the arguments of a class or method as another one does, but for its own entries.
+
+    So ``help`` describes every argument of each method, and none is described twice in the source.
+    """
+
+    def document(own: Documented) -> Documented:
+        entries = dict(ENTRY.findall(inspect.getdoc(other) or ""))
+        text = inspect.cleandoc(own.__doc__ or "")
+        if not SECTION.search(text):
+            text = re.sub(r"\n\n(?=Returns:|Example::)|\Z", "\n\nArgs:\n\n", text, count=1)
+        entries |= dict(ENTRY.findall(text))
+        names = inspect.signature(own).parameters
+        listed = [f"    {name}: {entries[name]}\n" for name in names if name in entries]
+        own.__doc__ = SECTION.sub(lambda _: "Args:\n" + "".join(listed), text).rstrip()
+        return own
+
+    return document
+
+
+class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
+    """Prediction difference analysis by replacing each window; see SampledPDA and EfficientPDA.
+
+    Args:
+        forward_func: the model, or any function of the inputs that returns one row of outputs per
+            example.
+        prior: what could stand in a region (a GaussianFieldPrior, GaussianPatchPrior,
+            MarginalPrior, ConstantPrior or anything that follows PatchPrior). Default:
+            GaussianFieldPrior(), which needs no fit.
+        output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
+            "probabilities", or "raw" (hidden units, regression: plain differences).
+        measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
+            "information_difference" (bits of probability), or a Measure of your own.
+        engine: "dense" runs the whole model for every window, "incremental" only what a window
+            can change, and "auto" tries both on a few windows (``engine_report`` says what it
+            found); or an engine object.
+        process_group: None explains in this process alone. With a process group of
+            ``torch.distributed``, such as ``torch.distributed.group.WORLD``, its ranks share the
+            windows: all call ``attribute`` or ``evidence`` with the same arguments, and all get
+            the whole result. It is that of a single process: the same batches go through the
+            model for EfficientPDA, and SampledPDA has the same draws. (``engine="auto"`` chooses
+            on each rank for itself; name an engine for results that are equal bit by bit.)
+
+    Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
+    what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
+    ``evidence`` a WindowEvidence with NaN for the others.
+    """
+
+    #: The prior's method that this algorithm calls.
+    _needs = "conditional_mean"
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        prior: PatchPrior | None = None,
+        output: str | OutputKind = "logits",
+        measure: str | Measure = "weight_of_evidence",
+        engine: str | Engine = "auto",
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(forward_func)
+        self.prior = prior
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
+        self.engine = engine_for(engine)
+        Ranks(process_group)  # refuses what is no process group
+        self.process_group = process_group
+        self._report: EngineReport | None = None
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The name for titles: "Efficient PDA"."""
+        return readable_name(cls.__name__)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {
+            "prior": prior_settings(self.prior),
+            "engine": engine_settings(self.engine),
+            "output": self.output_kind.settings(),
+            "measure": self.measure.settings(),
+        }
+
+    def attribute_future(self, *arguments: Any, **options: Any) -> None:
+        """Not implemented: a model is asked here and now."""
+        raise NotImplementedError(f"attribute_future is not implemented for {type(self).__name__}")
+
+    @property
+    def engine_report(self) -> EngineReport | None:
+        """Which engine ran last, why, and how it compares with the dense one where some windows
+        were run on both: ``print(pda.engine_report)``. None before the first run, and for an engine
+        of your own that keeps no ``report``."""
+        return self._report
+
+    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        """What is put in the place of windows of an example (C, *space), (S, W, C, *window): here,
+        the prior's conditional mean of each."""
+        means: Tensor = prior.conditional_mean(example, windows)
+        return means.unsqueeze(0)
+
+    def _place(self, call: ModelCall) -> Place:
+        """The inputs themselves, as a place to hide regions in."""
+        return Place("input", call, self.engine, self.prior, self._needs, self._fills)
+
+    def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
+        """What is hidden, and where: here, the regions of the inputs that were asked for."""
+        return parts_of(self._place(call), **arguments)
+
+    def _explain(
+        self,
+        inputs: Tensor | tuple[Tensor, ...],
+        target: TargetType,
+        additional_forward_args: object,
+        perturbations_per_eval: int | None,
+        show_progress: bool,
+        all_outputs: bool = False,
+        sampling: Sampling = ONE_FILL,
+        tolerance: float | None = None,
+        tolerance_target: TargetType = None,
+        **hidden: Any,
+    ) -> WindowEvidence:
+        """Evidence for every output, or (as the only column) for each example's target.
+
+        ``hidden`` says what is hidden: the arguments of ``_parts``.
+        """
+        ranks = Ranks(self.process_group)
+        title = self.get_name() if show_progress and ranks.rank == 0 else None
+        rows = perturbations_per_eval
+        if rows is not None:
+            rows = check_count("perturbations_per_eval", rows)
+        with evaluation_mode(self.forward_func):
+            with ranks.failing_together():
+                call = ModelCall(
+                    self.forward_func,
+                    check_inputs(inputs),
+                    additional_forward_args,
+                    is_tuple=isinstance(inputs, tuple),
+                )
+                parts = self._parts(call, **hidden)
+                plan = make_plan(parts, target, all_outputs, self.output_kind)
+            sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
+            sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
+            agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
+            run = Run(plan, sampling, rows, ranks, title)
+            try:
+                run.finish()
+            except BaseException as error:
+                if not isinstance(error, Exception) or ranks.lost:
+                    run.ranks = Ranks()  # the others are not here to tell what they know
+                if run.has_begun or run.ranks.count > 1:
+                    unfinished = self._evidence(run)
+                    attach_result(
+                        error, unfinished if all_outputs else unfinished.partial_attribution()
+                    )
+                raise
+            finally:
+                self._report = run.report
+            evidence = self._evidence(run)
+        warn_of_rounding(run.audit)
+        plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
+        return evidence
+
+    def _evidence(self, run: Run) -> WindowEvidence:
+        """What is known of a run, by any rank, as evidence."""
+        plan = run.plan
+        call, explained = plan.parts[0].place.call, plan.explained
+        reading = Reading(
+            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
+        )
+        known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
+        parts = tuple(_evidence_part(*each, reading) for each in known)
+        ask = None
+        if isinstance(call, ModelCall):
+            rows = run.perturbations_per_eval
+            ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
+        return WindowEvidence(
+            call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
+        )
+
+    @staticmethod
+    def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
+        """Hand on the result, unless some window had no finite output."""
+        for part in evidence.parts:
+            if not device_sync.all_finite(part.scores):
+                broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
+                raise NonFiniteOutputError(
+                    f"the model returned NaN or infinity without {broken} of the windows; the "
+                    "finished result is in this error's .result, with NaN "
+                    "there. Check the prior's fills and the model's precision",
+                    result,
+                )
+        return result
+
+
+def _evidence_part(
+    part: Part, reference: Tensor, known: RegionScores, reading: Reading
+) -> EvidencePart:
+    """What is known of the regions of a part. Regions that an example does not have change nothing,
+    and what was not sampled is certain: its standard error is 0."""
+    absent = part.regions.absent(len(reference)).to(reference.device).unsqueeze(-1)
+    scores = torch.where(absent, reference.unsqueeze(1), known.scores)
+    errors = known.errors
+    if errors is not None:
+        certain = absent if part.context.is_sampled else absent | known.scores.isfinite()
+        errors = errors.where(~certain, 0)
+    return EvidencePart(
+        part.tensor,
+        part.regions,
+        part.context.name,
+        reading,
+        reference,
+        scores,
+        known.n_drawn,
+        errors,
+        part.place.name,
+    )

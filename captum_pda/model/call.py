@@ -1,0 +1,540 @@
+"""The user's model, called with everything but one tensor of one example held fixed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from captum_pda import device_sync
+from captum_pda._captum import format_additional_forward_args
+from captum_pda.errors import BatchDimensionError, warn_user
+from captum_pda.model.evaluation_mode import (
+    RandomState,
+    exported_with,
+    random_state,
+    same_random_state,
+    set_random_state,
+)
+from captum_pda.model.outputs import (
+    AT_MOST,
+    agree,
+    check_outputs,
+    differ_by_less,
+    one_row_each,
+)
+from captum_pda.model.repeated_tensor import RepeatedTensor, all_rows
+
+
+class Call(Protocol):
+    """A model as a function of tensors whose regions are hidden."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors whose regions are hidden, each (N, C, *space)."""
+        ...
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether attributions are a tuple, one for each of the ``inputs``."""
+        ...
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The tensors that the user gave."""
+        ...
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into the model with each example."""
+        ...
+
+    @property
+    def seconds_per_pass(self) -> float:
+        """About how long the model takes for one example; 0 where it was not measured."""
+        ...
+
+    def unperturbed(self) -> Tensor:
+        """The model's outputs with nothing hidden, (N, ...)."""
+        ...
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from copies of one example's tensor ``position`` to the model's outputs."""
+        ...
+
+
+#: Up to this many arguments are tried both divided among the examples and whole.
+MOST_TRIED = 4
+
+IS_RANDOM = (
+    "the model answers the same input differently from one pass to the next, so part of the map is "
+    "noise: it draws random numbers, or keeps a state. Dropout that stays on is the usual reason "
+    "(F.dropout needs training=self.training); for a model that is meant to be random, average "
+    "several maps"
+)
+LOOKS_AT_ITS_BATCH = (
+    "the model's answer for an example depends on the other examples in its batch, as with "
+    "batch-norm that keeps no running statistics (track_running_stats=False)"
+)
+
+
+class ModelCall:
+    """Calls ``forward_func`` on the inputs as they are, or on perturbed copies of an example.
+
+    Args:
+        forward_func: the user's model or function.
+        inputs: the tensors to explain, all with the same batch size N.
+        additional_forward_args: further arguments. Tensors with N rows go with their example, if
+            that is how the model takes them; anything else is handed on as it is.
+        is_tuple: whether the inputs came as a tuple, and so do attributions.
+
+    Attributes:
+        seconds_per_pass: how long an example took in the first passes.
+    """
+
+    def __init__(
+        self,
+        forward_func: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        additional_forward_args: object = None,
+        is_tuple: bool = False,
+    ) -> None:
+        self.forward_func = forward_func
+        self.is_tuple = is_tuple
+        self.inputs = self.given = inputs
+        additional = format_additional_forward_args(additional_forward_args) or ()
+        self._arguments = (*inputs, *additional)
+        #: Which of the arguments have a row for each example.
+        self._is_row = tuple(_has_rows(each, len(inputs[0])) for each in self._arguments)
+        #: How many examples the model takes at once, if it takes no other number.
+        self._only = exported_batch_size(forward_func)
+        self._outputs: Tensor | None = None
+        self.seconds_per_pass = 0.0
+        #: The user's random numbers, and those of a model that draws some.
+        self._random_before = random_state()
+        self._own_random: RandomState | None = None
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether each copy is run by itself."""
+        return self._only == 1
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into the model with each example."""
+        given = zip(self._arguments, self._is_row, strict=True)
+        return sum(each.numel() // len(each) for each, is_row in given if is_row)
+
+    def unperturbed(self) -> Tensor:
+        """The model's checked outputs for the inputs as they are, (N, ...).
+
+        The first time, a small pass more finds out whether the model can be asked in batches of
+        copies: ``check``.
+        """
+        if self._outputs is None:
+            start = time.perf_counter()
+            with torch.no_grad():
+                outputs = self.as_given()
+                self._outputs = self.check(outputs)
+                # Comparing outputs has waited for the device.
+                n_rows = len(outputs) + self._telling_count(outputs)
+                self.seconds_per_pass = (time.perf_counter() - start) / n_rows
+        return self._outputs
+
+    def as_given(self, *arguments: Any) -> Tensor:
+        """The model's outputs for the inputs as they are, or for arguments of the same kind."""
+        return run_as_given(self._run, arguments or self._arguments, len(self.inputs))
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from copies of one example's tensor ``position`` to the model's outputs."""
+
+        def call(copies: Tensor) -> Tensor:
+            arguments = [
+                copies if number == position else self._repeat(number, example, len(copies))
+                for number in range(len(self._arguments))
+            ]
+            return self._one_row_each(arguments)
+
+        return call
+
+    def repeated(self, example: int, n_copies: int, as_one_row: bool = False) -> Any:
+        """What the model returns for copies of one example as it is.
+
+        Args:
+            example: the number of the example.
+            n_copies: how many copies.
+            as_one_row: whether to compute one of them in place of all, as RepeatedTensor does.
+        """
+        numbers = range(len(self._arguments))
+        if not as_one_row:
+            return self._run(*(self._repeat(number, example, n_copies) for number in numbers))
+        rows = [self._repeat(number, example, 1) for number in numbers]
+        repeated = [
+            RepeatedTensor(row, n_copies) if is_row else row
+            for row, is_row in zip(rows, self._is_row, strict=True)
+        ]
+        return all_rows(self._run(*repeated))
+
+    def check(self, outputs: Tensor) -> Tensor:
+        """Find out whether an example gives the same among copies as in the batch it came in.
+
+        One pass of two rows does where all is well: an example, and a changed copy of it. (With
+        arguments of N rows, two passes of some more rows.) Where it gives something else, further
+        passes tell why: an argument is not divided among the examples after all; the model is
+        random, which is said; it looks at its batch, so copies are run one at a time; or it takes
+        no other number of examples.
+
+        Args:
+            outputs: the model's outputs for the inputs as they are, (N, ...).
+
+        Returns:
+            The outputs that those of copies are to be compared with.
+
+        Raises:
+            ValueError: an argument belongs to examples in a way that can't be seen.
+        """
+        self._keep_own_random()
+        n_rows = self._telling_count(outputs)
+        for example in self._telling_examples():
+            expected = outputs[example : example + 1]
+            try:
+                found = self._among(example, n_rows)
+            except Exception as error:
+                if "memory" in str(error).lower():
+                    return outputs  # who runs copies makes their batches smaller
+                self._settle_failure(outputs, n_rows, error)
+                return outputs
+            if not agree(found[-1:], expected, found):
+                return self._settle_difference(outputs, example, found)
+        return outputs
+
+    def _keep_own_random(self) -> None:
+        """Give the user's random numbers back, if it was the model that has drawn some."""
+        now, before = random_state(), self._random_before
+        if same_random_state(now, before):
+            return
+        # Another thread draws as it likes; a model draws as often for the same example.
+        ends = []
+        for _ in range(2):
+            set_random_state(now)
+            try:
+                self._one_row_each(self._copies(0, 1))
+            except Exception:  # what does not take one example is tried with more
+                self.as_given()
+            ends.append(random_state())
+        is_own = same_random_state(*ends) and not same_random_state(now, ends[0])
+        if is_own:
+            self._own_random = ends[0]
+            set_random_state(before)
+
+    def _telling_count(self, outputs: Tensor) -> int:
+        """A small number of rows that is no other size here, so that none fits by chance."""
+        sizes = {1, len(outputs)}
+        if any(self._is_row[len(self.inputs) :]):
+            tensors = [each for each in (outputs, *self._arguments) if isinstance(each, Tensor)]
+            sizes.update(size for tensor in tensors for size in tensor.shape)
+        return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
+
+    def _telling_examples(self) -> list[int]:
+        """The first example; where arguments have rows, also one whose rows are others."""
+        first = len(self.inputs)
+        rows = [
+            each
+            for each, is_row in zip(self._arguments[first:], self._is_row[first:], strict=True)
+            if is_row
+        ]
+        if not rows or len(self.inputs[0]) == 1:
+            return [0]
+        differ = [
+            device_sync.as_integers((each != each[:1]).reshape(len(each), -1).any(dim=1))
+            for each in rows
+        ]
+        n_others = [sum(counts) for counts in zip(*differ, strict=True)][1:]
+        return [0, 1 + n_others.index(max(n_others))]
+
+    def _among(self, example: int, n_rows: int, other: bool = False) -> Tensor:
+        """The outputs of changed copies of an example, and of itself as the last."""
+        arguments = self._copies(example, n_rows)
+        for number, tensor in enumerate(self.inputs):
+            arguments[number][:-1] = _changed(tensor[example : example + 1], other)
+        return self._one_row_each(arguments)
+
+    def _settle_difference(self, outputs: Tensor, example: int, found: Tensor) -> Tensor:
+        """Find out why an example gives something else among copies; what to compare them with."""
+        if not agree(self.as_given(), outputs, found):
+            warn_user(IS_RANDOM)
+            return outputs
+        if self._divides_otherwise(outputs, len(found)):
+            return outputs
+        # Batches of one size are computed in one way: what differs is not rounding.
+        other = self._among(example, len(found), other=True)
+        if agree(other[-1:], found[-1:], found):
+            if differ_by_less(found[-1:], outputs[example : example + 1], AT_MOST, found):
+                return outputs
+            if not self._gives_each(outputs, len(outputs)):  # as many as were given
+                self._check_arguments(None)
+        return self._run_alone(outputs)
+
+    def check_batch(self, outputs: Tensor) -> bool:
+        """The same for a method that runs no copies, with one pass of the batch: whether an example
+        gives the same twice, and beside changed examples. False if it is run by itself now."""
+        self._keep_own_random()
+        arguments = own_copies(self._arguments)
+        for number, tensor in enumerate(self.inputs):
+            arguments[number][1:] = _changed(tensor, other=False)[1:]
+        found = self.as_given(*arguments)
+        if agree(found[:1], outputs[:1], found):
+            return True
+        if len(outputs) == 1 or not agree(self.as_given(), outputs, found):
+            warn_user(IS_RANDOM)
+            return True
+        return self._run_alone(outputs) is outputs
+
+    def _run_alone(self, outputs: Tensor) -> Tensor:
+        """Run each example by itself from now on, if the model takes one; its outputs then."""
+        before, self._only = self._only, 1
+        try:
+            alone = self.as_given()
+        except Exception:  # it may need more than one
+            self._only = before
+            warn_user(f"{LOOKS_AT_ITS_BATCH}; so does the map, on its batches")
+            return outputs
+        warn_user(f"{LOOKS_AT_ITS_BATCH}. Each is run by itself, which takes longer")
+        return alone
+
+    def _settle_failure(self, outputs: Tensor, n_rows: int, error: Exception) -> None:
+        """Find a way to call a model that fails with another number of examples."""
+        self.as_given()  # if this fails too, it is not for the number
+        if self._divides_otherwise(outputs, n_rows):
+            return
+        for size in (len(outputs), 1):
+            self._only = size
+            if self._gives_each(outputs, size):
+                how = "one example" if size == 1 else f"batches of exactly {size} examples"
+                warn_user(
+                    f"the model takes {how}, and fails with {n_rows} ({_in_a_line(error)}); so "
+                    "that is how copies are run"
+                )
+                return
+        self._only = None
+        self._check_arguments(error)
+        raise ValueError(
+            f"the model takes the {len(outputs)} examples that were given, and fails with "
+            f"{n_rows} copies of one of them: {_in_a_line(error)}. It may hold tensors with a row "
+            "for each example; pass those as additional_forward_args, or explain one example at a "
+            "time"
+        ) from error
+
+    def _gives_each(self, outputs: Tensor, n_rows: int) -> bool:
+        """Whether copies of an example all give what it gives in the batch."""
+        try:
+            for example in self._telling_examples():
+                copies = self._one_row_each(self._copies(example, n_rows))
+                expected = outputs[example : example + 1].expand_as(copies)
+                if not agree(copies, expected, outputs):
+                    return False
+        except Exception:
+            return False
+        return True
+
+    def _divides_otherwise(self, outputs: Tensor, n_rows: int) -> bool:
+        """Find which arguments have rows for the examples, if some have as many by chance."""
+        before = self._is_row
+        unclear = [n for n in range(len(self.inputs), len(before)) if before[n]][:MOST_TRIED]
+        examples = self._telling_examples()
+        for count in range(1, len(unclear) + 1):
+            for whole in combinations(unclear, count):
+                self._is_row = tuple(is_row and n not in whole for n, is_row in enumerate(before))
+                if self._fits(outputs, examples, n_rows):
+                    return True
+        self._is_row = before
+        return False
+
+    def _fits(self, outputs: Tensor, examples: list[int], n_rows: int) -> bool:
+        try:
+            tried = [(n, self._among(n, n_rows)) for n in examples]
+        except Exception:
+            return False
+        return all(agree(found[-1:], outputs[n : n + 1], found) for n, found in tried)
+
+    def _check_arguments(self, error: Exception | None) -> None:
+        """Refuse arguments that belong to examples, unless the examples alone are the reason."""
+        additional = self._arguments[len(self.inputs) :]
+        suspects = [n for n, each in enumerate(additional) if list(_tensors(each))]
+        if not suspects:
+            return
+        n_examples = len(self.inputs[0])
+        named = " and ".join(f"additional_forward_args[{n}]" for n in suspects)
+        what = ", ".join(_described(additional[n]) for n in suspects)
+        raise ValueError(
+            f"an example gives something else by itself than among the {n_examples} examples that "
+            f"were given, because of {named} ({what}). A tensor goes with the examples if it is an "
+            "argument of its own, not inside another, and its first dimension is the batch; pass "
+            "what belongs to each example so, and put the rest into the model with "
+            "functools.partial or a lambda. Or explain one example at a time"
+        ) from error
+
+    def _copies(self, example: int, n_copies: int) -> list[Any]:
+        return [self._repeat(number, example, n_copies) for number in range(len(self._arguments))]
+
+    def _repeat(self, number: int, example: int, n_copies: int) -> Any:
+        """An argument for copies of an example, which the model may write into."""
+        argument = self._arguments[number]
+        if not self._is_row[number]:
+            return argument.clone() if isinstance(argument, Tensor) else argument
+        row = argument[example : example + 1]
+        return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
+
+    def _one_row_each(self, arguments: Sequence[Any]) -> Tensor:
+        n_rows = len(arguments[0])
+        try:
+            return one_row_each(self._run(*arguments), n_rows)
+        except (RuntimeError, ValueError) as error:
+            if self._only is not None or not may_be_fixed(self.forward_func, error):
+                raise
+        # The model has taken the inputs as they are: as many at a time, then.
+        self._only = len(self.inputs[0])
+        return one_row_each(self._run(*arguments), n_rows)
+
+    def _run(self, *arguments: Any) -> Any:
+        """What the model returns, called with as many rows at a time as it takes."""
+        if self._only is None or self._only == len(arguments[0]):
+            return self._call(*arguments)
+        return run_in_batches(self._call, arguments, self._is_row, self._only)
+
+    def _call(self, *arguments: Any) -> Any:
+        """Call the model; what it draws does not move the user's random numbers."""
+        if self._own_random is None:
+            return self.forward_func(*arguments)
+        users = random_state()
+        set_random_state(self._own_random)
+        try:
+            return self.forward_func(*arguments)
+        finally:
+            self._own_random = random_state()
+            set_random_state(users)
+
+
+def own_copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with every tensor copied, since a model may write into them."""
+    return tuple(
+        argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments
+    )
+
+
+def _has_rows(argument: Any, n_examples: int) -> bool:
+    return isinstance(argument, Tensor) and argument.dim() > 0 and len(argument) == n_examples
+
+
+def _changed(example: Tensor, other: bool) -> Tensor:
+    """An example (1, C, *space) with half of it at the mean, and fainter: it stays within the
+    range of its values and zero, and differs in whatever a model may compare examples by."""
+    flat = example.flatten(2).clone()
+    half = (flat.shape[2] + 1) // 2
+    hidden = flat[..., -half:] if other else flat[..., :half]
+    hidden.copy_(flat.mean(dim=2, keepdim=True).expand_as(hidden))
+    return (0.75 if other else 0.5) * flat.reshape(example.shape)
+
+
+def _tensors(argument: Any) -> Iterator[Tensor]:
+    """The tensors in an argument that have a dimension, also in tuples, lists and dicts."""
+    if isinstance(argument, Tensor) and argument.dim() > 0:
+        yield argument
+    elif isinstance(argument, Mapping | list | tuple):
+        for each in argument.values() if isinstance(argument, Mapping) else argument:
+            yield from _tensors(each)
+
+
+def _described(argument: Any) -> str:
+    if isinstance(argument, Tensor):
+        return f"a tensor of shape {tuple(argument.shape)}"
+    shapes = " and ".join(str(tuple(each.shape)) for each in _tensors(argument))
+    return f"a {type(argument).__name__} that holds tensors of shape {shapes}"
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+
+
+def run_as_given(
+    forward_func: Callable[..., Any], arguments: tuple[Any, ...], n_inputs: int
+) -> Tensor:
+    """The model's checked outputs for arguments of which the first ``n_inputs`` are explained.
+
+    Raises:
+        BatchDimensionError: the model fails, and does not where each of them is one example.
+    """
+    inputs = arguments[:n_inputs]
+    try:
+        outputs = forward_func(*own_copies(arguments))
+    except Exception as error:
+        single = tuple(tensor.unsqueeze(0) for tensor in inputs)
+        if not _succeeds(forward_func, (*single, *arguments[n_inputs:]), single):
+            raise
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        raise BatchDimensionError(
+            f"inputs of shape {shapes} have no batch dimension: the model takes "
+            f"{' and '.join(str(tuple(tensor.shape)) for tensor in single)}. Give it one example "
+            "as a batch of one, inputs.unsqueeze(0)"
+        ) from error
+    return check_outputs(outputs, inputs)
+
+
+def _succeeds(
+    forward_func: Callable[..., Any], arguments: tuple[Any, ...], inputs: tuple[Tensor, ...]
+) -> bool:
+    """Whether the model gives one row of outputs, after it has failed on something else."""
+    if any(tensor.dim() > 5 for tensor in inputs):
+        return False
+    try:
+        with torch.no_grad():
+            check_outputs(forward_func(*own_copies(arguments)), inputs)
+    except Exception:
+        return False
+    return True
+
+
+def exported_batch_size(forward_func: Callable[..., Any]) -> int | None:
+    """The number of examples that a model from ``torch.export`` takes, if it takes no other."""
+    examples = exported_with(forward_func)
+    sizes = [example.shape[0] for example in examples if example.dim() > 0]
+    # A size that may vary is a symbol.
+    return int(sizes[0]) if sizes and type(sizes[0]) is int else None
+
+
+def may_be_fixed(forward_func: Callable[..., Any], error: Exception) -> bool:
+    """Whether an error may come from another number of examples than a model was traced with."""
+    return isinstance(forward_func, torch.jit.ScriptModule) and "memory" not in str(error).lower()
+
+
+def run_in_batches(
+    forward_func: Callable[..., Any], arguments: Sequence[Any], is_row: Sequence[bool], size: int
+) -> Tensor:
+    """Call a model with exactly ``size`` rows at a time; the last batch is filled up.
+
+    Args:
+        forward_func: the model.
+        arguments: what to call it with.
+        is_row: which of the arguments have a row for each example.
+        size: how many rows the model takes.
+    """
+    n_rows = next(len(each) for each, rows in zip(arguments, is_row, strict=True) if rows)
+    outputs = []
+    for start in range(0, n_rows, size):
+        some = [
+            _filled_up(each[start : start + size], size) if rows else each
+            for each, rows in zip(arguments, is_row, strict=True)
+        ]
+        outputs.append(one_row_each(forward_func(*some), size)[: n_rows - start].clone())
+    return torch.cat(outputs)
+
+
+def _filled_up(rows: Tensor, size: int) -> Tensor:
+    """As many rows, with the last one repeated."""
+    if len(rows) == size:
+        return rows
+    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])

@@ -1,0 +1,497 @@
+"""Layers of a model: finding one, the feature map that it holds, and the model from there on."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from captum_pda import device_sync
+from captum_pda.model.call import ModelCall
+from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
+from captum_pda.model.repeated_tensor import RepeatedTensor
+
+#: A transformer has at most so many tokens (class token, registers) besides those of its patches.
+MOST_EXTRA_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class MapLayout:
+    """Where channels and places of a feature map are in a tensor.
+
+    Args:
+        space: the map's spatial shape.
+        extra: tokens before those of the places, which are left alone.
+        kind: "channels first", "channels last" or "tokens" (N, tokens, channels).
+    """
+
+    space: tuple[int, ...]
+    extra: int = 0
+    kind: str = "channels first"
+
+    def to_map(self, values: Tensor) -> Tensor:
+        """The feature map (N, C, *space) of a layer's output."""
+        if self.kind == "channels first":
+            return values
+        if self.kind == "channels last":
+            return values.movedim(-1, 1)
+        places = values[:, self.extra :].transpose(1, 2)
+        return places.reshape(*places.shape[:2], *self.space)
+
+    def put(self, maps: Tensor, values: Tensor) -> Tensor:
+        """A layer's output for feature maps (rows, C, *space); ``values`` is its output for one of
+        them or for all, whose extra tokens are kept."""
+        if self.kind == "channels first":
+            return maps
+        if self.kind == "channels last":
+            return maps.movedim(1, -1)
+        places = maps.flatten(2).transpose(1, 2)
+        if self.extra == 0:
+            return places
+        kept = values[:, : self.extra].expand(len(maps), -1, -1)
+        return torch.cat([kept, places], dim=1)
+
+
+def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | None:
+    """How a tensor of this shape holds a feature map of inputs with this spatial shape.
+
+    A tensor with as many spatial dimensions as the input has its channels first, or last if only
+    the dimensions in the middle have the input's proportions. For images, (N, tokens, channels) is
+    the grid of a transformer's patches, after its class token and registers.
+
+    Returns:
+        None for a tensor that is no feature map, as pooled features are.
+    """
+    if len(shape) == len(space) + 2:
+        first, last = shape[2:], shape[1:-1]
+        if not _in_proportion(first, space) and _patch_grid(last, space):
+            return MapLayout(last, kind="channels last")
+        return MapLayout(first)
+    if len(shape) == 3 and len(space) == 2:
+        return _token_layout(shape[1], space)
+    return None
+
+
+def in_proportion(layout: MapLayout, space: tuple[int, ...]) -> bool:
+    """Whether a map is a smaller picture of the input, which a table of attention is not."""
+    return _in_proportion(layout.space, space)
+
+
+def _token_layout(n_tokens: int, space: tuple[int, ...]) -> MapLayout | None:
+    """The grid of patches of one side that gives so many tokens, with the fewest extra ones."""
+    found = []
+    for side in range(1, min(space) + 1):
+        grid = tuple(size // side for size in space)
+        extra = n_tokens - math.prod(grid)
+        if 0 <= extra <= MOST_EXTRA_TOKENS and math.prod(grid) > 1:
+            found.append(MapLayout(grid, extra, "tokens"))
+    return min(found, key=lambda layout: layout.extra, default=None)
+
+
+def _patch_grid(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """Whether places are those of patches of one side."""
+    sides = range(1, min(space) + 1)
+    return any(tuple(size // side for size in space) == tuple(places) for side in sides)
+
+
+def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """Whether sides are alike shares of the input's, within a factor of two."""
+    shares = sorted(size / whole for size, whole in zip(places, space, strict=True))
+    return all(large <= 2 * small for small, large in pairwise(shares)) and shares[-1] <= 2
+
+
+#: From what a layer returns to what the rest of the model gets; None leaves it as it is.
+Exchange: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass
+class Visits:
+    """How often a layer was called."""
+
+    count: int = 0
+    thread: int = field(default_factory=threading.get_ident)
+
+
+@contextmanager
+def exchanged(layer: nn.Module, at_input: bool, exchange: Exchange) -> Iterator[Visits]:
+    """Let ``exchange`` see what a layer returns, or (``at_input``) what it is called with.
+
+    Only calls from this thread count: others may run the same model meanwhile.
+    """
+    visits = Visits()
+
+    def visited() -> bool:
+        own = threading.get_ident() == visits.thread
+        visits.count += own
+        return own
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> Any:
+        return exchange(output) if visited() else None
+
+    def before(module: nn.Module, arguments: Any) -> Any:
+        return exchange(arguments) if visited() else None
+
+    handle = (
+        layer.register_forward_pre_hook(before) if at_input else layer.register_forward_hook(after)
+    )
+    try:
+        yield visits
+    finally:
+        handle.remove()
+
+
+#: How what comes before the layer can be run: on a single copy; on a batch that is computed on one
+#: of its rows; and on all copies.
+WAYS = ("one copy", "one row", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer of a model.
+
+    Args:
+        module: the layer.
+        name: what to call it.
+        at_input: whether its inputs are meant, in place of what it returns.
+    """
+
+    module: nn.Module
+    name: str
+    at_input: bool = False
+
+
+class LayerCall:
+    """Runs a model with other feature maps in one of its layers.
+
+    The part of the model that comes before the layer is run on a single copy, and in the layer
+    that copy becomes as many as there are maps. A model that can't go on from there, because it
+    looks at the batch size early or joins the layer's output with earlier tensors, is run on a
+    batch that is computed on one of its rows up to the layer (RepeatedTensor); where that gives
+    other outputs too, as a whole on all copies. Which it is, is found out on three maps.
+
+    Args:
+        call: the model with the user's inputs.
+        layer: whose feature maps are changed.
+
+    Attributes:
+        layer: the layer.
+        inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
+        way: how what comes before the layer is run, one of WAYS.
+    """
+
+    def __init__(self, call: ModelCall, layer: Layer) -> None:
+        self.given = call.given
+        self._call = call
+        self.layer = layer
+        returned: list[Any] = []
+        n_passes = len(call.given[0]) if call.one_at_a_time else 1
+        with exchanged(layer.module, layer.at_input, partial(_keep, returned)) as visits:
+            self._outputs = call.as_given()
+        if visits.count != n_passes:
+            raise ValueError(_called_otherwise(layer, visits.count // n_passes))
+        values = _joined(returned)
+        self.is_tuple = isinstance(values, tuple | list) and not (
+            layer.at_input and len(values) == 1
+        )
+        space = tuple(call.given[0].shape[2:])
+        items = values if isinstance(values, tuple | list) else (values,)
+        #: The position of each feature map among what the layer returns, and how it is held.
+        self._maps = [
+            (position, layout)
+            for position, item in enumerate(items)
+            if (layout := _layout(item, len(call.given[0]), space)) is not None
+        ]
+        if not self._maps:
+            raise ValueError(
+                f"layer {layer.name!r} holds no spatial feature map: it has "
+                f"{_described(items)}; choose a layer before pooling and flattening"
+            )
+        self.inputs = tuple(
+            layout.to_map(items[place]).contiguous() for place, layout in self._maps
+        )
+        #: Not of the whole model, which is slower than what follows the layer.
+        self.seconds_per_pass = 0.0
+        self._one_row_came = False
+        self.way = self._cheapest_way()
+
+    @property
+    def runs_rest_only(self) -> bool:
+        """Whether what comes before the layer is computed only once for all copies."""
+        return self.way != "all"
+
+    def unperturbed(self) -> Tensor:
+        """The model's outputs for the inputs as they are, (N, ...)."""
+        return self._outputs
+
+    @property
+    def values_per_example(self) -> int:
+        """How many numbers go into what is run with each copy."""
+        values = sum(maps[0].numel() for maps in self.inputs)
+        return values if self.runs_rest_only else values + self._call.values_per_example
+
+    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
+        """A function from one example's maps ``position``, changed, to the model's outputs."""
+        return partial(self._run, self.way, example, position)
+
+    def _run(self, way: str, example: int, position: int, maps: Tensor) -> Tensor:
+        if self._call.one_at_a_time and len(maps) > 1:
+            return torch.cat([self._run(way, example, position, each[None]) for each in maps])
+        exchange = partial(self._exchange, position, maps)
+        n_copies = 1 if way == "one copy" else len(maps)
+        with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
+            outputs = self._call.repeated(example, n_copies, as_one_row=way == "one row")
+        if visits.count != 1:
+            raise ValueError(_called_otherwise(self.layer, visits.count))
+        return one_row_each(outputs, len(maps))
+
+    def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
+        """What a layer returns, with other maps in one place and all else once for each of them."""
+        place, layout = self._maps[position]
+        item = values if isinstance(values, Tensor) else values[place]
+        self._one_row_came = isinstance(item, RepeatedTensor)
+        if isinstance(values, Tensor):
+            return layout.put(maps, values)
+        items = [
+            layout.put(maps, item) if number == place else _repeated(item, len(maps))
+            for number, item in enumerate(values)
+        ]
+        # A named tuple takes its items one by one.
+        return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
+
+    def _cheapest_way(self) -> str:
+        """The first of WAYS in which the model gives the outputs of three copies run as a whole."""
+        if self._call.one_at_a_time:
+            return WAYS[-1]
+        with torch.no_grad():
+            copies = with_noise(self.inputs[0][:1], 3)
+            expected = self._run("all", 0, 0, copies.clone())
+            for way in WAYS[:-1]:
+                try:
+                    outputs = self._run(way, 0, 0, copies.clone())
+                except Exception:  # what can go wrong is up to the model
+                    continue
+                # All rows that come to the layer were computed: nothing would be saved.
+                in_vain = way == "one row" and not self._one_row_came
+                if not in_vain and agree(outputs, expected):
+                    return way
+        return WAYS[-1]
+
+
+def with_noise(maps: Tensor, n_copies: int) -> Tensor:
+    """Copies of maps (1, C, *space) that differ at every place, always in the same way."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(n_copies, *maps.shape[1:], generator=generator, device="cpu").to(maps)
+    scale = maps.float().std().nan_to_num(1).clamp_min(0.1).to(maps)
+    return maps + scale * noise
+
+
+def _keep(returned: list[Any], values: Any) -> None:
+    # Copies, since the rest of the model may write into them.
+    if isinstance(values, tuple | list):
+        returned.append([item.clone() if isinstance(item, Tensor) else item for item in values])
+    else:
+        returned.append(values.clone() if isinstance(values, Tensor) else values)
+
+
+def _joined(passes: list[Any]) -> Any:
+    """What a layer returned in several passes, as if it had been one."""
+    if len(passes) == 1 or isinstance(passes[0], Tensor):
+        return passes[0] if len(passes) == 1 else torch.cat(passes)
+    return [
+        torch.cat(items) if isinstance(items[0], Tensor) and items[0].dim() > 0 else items[0]
+        for items in zip(*passes, strict=True)
+    ]
+
+
+def _layout(item: Any, n_examples: int, space: tuple[int, ...]) -> MapLayout | None:
+    """How a tensor holds a feature map of at least two places; None for anything else."""
+    if not isinstance(item, Tensor) or not item.is_floating_point():
+        return None
+    if item.dim() < 3 or len(item) != n_examples:
+        return None
+    layout = map_layout(tuple(item.shape), space)
+    return layout if layout is not None and max(layout.space) > 1 else None
+
+
+def _repeated(item: Any, n_copies: int) -> Any:
+    if not isinstance(item, Tensor) or item.dim() == 0 or len(item) != 1:
+        return item
+    return item.expand(n_copies, *item.shape[1:]).clone()
+
+
+def _described(items: Any) -> str:
+    found = (
+        f"a tensor of shape {tuple(item.shape)}"
+        if isinstance(item, Tensor)
+        else type(item).__name__
+        for item in items
+    )
+    return " and ".join(found)
+
+
+def _called_otherwise(layer: Layer, count: int) -> str:
+    if count > 1:
+        return (
+            f"layer {layer.name!r} is called {count} times in one pass, so it has several feature "
+            "maps; choose a module that is called once, such as the block that contains it"
+        )
+    return (
+        f"layer {layer.name!r} is not called when the model runs; choose a layer of this model, "
+        "and pass the model as it was before torch.compile, torch.jit or DataParallel"
+    )
+
+
+#: A map of fewer places hardly tells one place of the input from another.
+ENOUGH_PLACES = 16
+#: So many maps are tried for a say in the outputs, from the last one backwards.
+MOST_TRIED = 40
+#: So many of those with a say are tried for whether the rest of the model can be run alone.
+MOST_WITH_A_SAY = 3
+
+
+class NoFeatureMapError(ValueError):
+    """A model has no layer whose feature map can be explained."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    name: str
+    module: nn.Module
+    layout: MapLayout
+    values: Tensor
+
+
+def model_of(forward_func: Callable[..., Any]) -> nn.Module | None:
+    """The module behind a model, a method of it, or a partial call of one; None for functions."""
+    function: Any = forward_func
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", function)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def named_layer(
+    forward_func: Callable[..., Any], layer: nn.Module | str, at_input: bool = False
+) -> Layer:
+    """A module of a model with its name, given as either."""
+    model = model_of(forward_func)
+    if isinstance(layer, nn.Module):
+        names = {module: name for name, module in model.named_modules()} if model else {}
+        return Layer(layer, names.get(layer) or type(layer).__name__, at_input)
+    if not isinstance(layer, str):
+        raise TypeError(f"layer must be a module of the model or its name, got {layer!r}")
+    if model is None:
+        raise TypeError(
+            f"layer={layer!r} is a name, and the model is a function whose modules have none here; "
+            "pass the module itself"
+        )
+    try:
+        return Layer(model.get_submodule(layer), layer, at_input)
+    except AttributeError:
+        names_of_children = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(
+            f"layer={layer!r} is no module of the model; it has {names_of_children}, and "
+            "model.named_modules() lists them all"
+        ) from None
+
+
+def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> LayerCall:
+    """The model from its last layer with a spatial feature map on.
+
+    Modules are tried from the last one backwards. One must be called once, not return the outputs
+    themselves (as the last module of a segmentation model does), have places in the
+    proportions of the input (at least 16 of them, if any layer has), and a say in the outputs: at
+    the end of a vision transformer only the class token has, so the choice falls on what the last
+    attention gets. Layers from which the rest of the model can be run alone come first.
+    """
+    model = model_of(forward_func)
+    if model is None:
+        raise NoFeatureMapError(
+            "the model is a function, so its layers can't be listed; pass layer=, a module that it "
+            "calls"
+        )
+    with_a_say: list[LayerCall] = []
+    with torch.no_grad():
+        found = _candidates(model, call)
+        enough = [each for each in found if _n_places(each) >= ENOUGH_PLACES]
+        for candidate in (enough or found)[: -MOST_TRIED - 1 : -1]:
+            if _has_a_say(candidate, call):
+                with_a_say.append(LayerCall(call, Layer(candidate.module, candidate.name)))
+                if with_a_say[-1].runs_rest_only:
+                    return with_a_say[-1]
+                if len(with_a_say) == MOST_WITH_A_SAY:
+                    break
+    if with_a_say:
+        return with_a_say[0]
+    raise NoFeatureMapError(
+        f"{type(model).__name__} has no layer with a spatial feature map that is called once and "
+        "that its outputs depend on; name one with layer=, or use EfficientPDA, which needs none"
+    )
+
+
+def _candidates(model: nn.Module, call: ModelCall) -> list[_Candidate]:
+    """The modules that return a feature map, in the order in which they return."""
+    returned: list[tuple[str, nn.Module, Any]] = []
+
+    def keep(name: str, module: nn.Module, values: Any) -> None:
+        returned.append((name, module, values))
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(exchanged(module, False, partial(keep, name, module)))
+        outputs = scores_of(call.repeated(0, 1))
+    space = tuple(call.given[0].shape[2:])
+    names = [name for name, _, _ in returned]
+    tokens = {values.shape[1] for _, _, values in returned if _is_tensor(values, 3)}
+    return [
+        _Candidate(name, module, layout, values)
+        for name, module, values in returned
+        if names.count(name) == 1
+        and values is not outputs
+        and (layout := _map_layout(values, space, tokens)) is not None
+    ]
+
+
+def _is_tensor(values: Any, dims: int) -> bool:
+    return isinstance(values, Tensor) and values.dim() == dims
+
+
+def _map_layout(values: Any, space: tuple[int, ...], tokens: set[int]) -> MapLayout | None:
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.dim() < 3:
+        return None
+    layout = map_layout(tuple(values.shape), space)
+    if layout is None or max(layout.space) < 2 or not in_proportion(layout, space):
+        return None
+    # A square with the side of a transformer's tokens is its table of attention.
+    is_attention = layout.kind == "channels first" and set(layout.space) <= tokens
+    return None if is_attention and len(space) > 1 else layout
+
+
+def _n_places(candidate: _Candidate) -> int:
+    return int(torch.Size(candidate.layout.space).numel())
+
+
+def _has_a_say(candidate: _Candidate, call: ModelCall) -> bool:
+    """Whether the outputs change when noise is added to the places of a map."""
+    maps = candidate.layout.to_map(candidate.values.clone())
+    before, after = (
+        _outputs_with(candidate, call, changed) for changed in (maps, with_noise(maps, 1))
+    )
+    # Both are the same single pass, so hardly anything but the noise can tell them apart.
+    tolerance = unit_of_rounding(before) * device_sync.as_float(before.abs().max())
+    return device_sync.is_true(((after - before).abs() > tolerance).any())
+
+
+def _outputs_with(candidate: _Candidate, call: ModelCall, maps: Tensor) -> Tensor:
+    values = candidate.layout.put(maps, candidate.values)
+    with exchanged(candidate.module, False, lambda _: values.clone()):
+        return one_row_each(call.repeated(0, 1), 1)

@@ -1,0 +1,204 @@
+"""What is asked: from arguments to what is hidden, where, and which outputs are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from captum_pda._captum import TargetType
+from captum_pda.engines import Engine
+from captum_pda.model.call import Call
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind
+from captum_pda.priors import EmptyContext, prior_for
+from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS, Context
+from captum_pda.regions.protocol import Regions, Windows, box_values, inside_regions
+from captum_pda.running.sampling import Sampling, StoppingRule
+
+#: From a prior, an example (C, *space), windows and the sampling to fills (S, W, C, *window).
+Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
+
+    Args:
+        name: "input", or the name of the layer.
+        call: the model as a function of the tensors that are changed here.
+        engine: runs the copies.
+        prior: what could stand in a region; None is the default prior.
+        needs: the prior's method that ``fill`` calls.
+        fill: the method's way to fill regions from the prior.
+    """
+
+    name: str
+    call: Call
+    engine: Engine
+    prior: Any
+    needs: str
+    fill: Fill
+
+    def drawn(self, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        """What is put in the place of regions of an example (C, *space), (S, W, C, *window)."""
+        fills = self.fill(prior_for(self.prior, self.needs), example, windows, sampling)
+        return checked_fills(fills, example, windows, sampling.n_samples)
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """An example (C, *space) with nothing seen of it."""
+        return EmptyContext(self.prior).nothing_seen(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
+        boxes, contents = EmptyContext(self.prior).seen_alone(example, windows)
+        expected = (len(windows), len(example), *boxes.window)
+        if tuple(contents.shape) != expected:
+            raise ValueError(
+                f"the prior's seen_alone gave contents of shape {tuple(contents.shape)}, where "
+                f"(windows, channels, *box) is {expected}"
+            )
+        return boxes, contents.to(example.dtype)
+
+
+def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
+    """Fills (S, W, C, *window) inside each region, and the example (C, *space) in the rest of its
+    box; fills of another shape are refused."""
+    expected = (n_samples, len(windows), len(example), *windows.window)
+    if tuple(fills.shape) != expected:
+        raise ValueError(
+            f"the prior gave fills of shape {tuple(fills.shape)} for one example, where "
+            f"(samples, windows, channels, *window) is {expected}"
+        )
+    fills = fills.to(example.dtype)
+    if windows.hidden is None:
+        return fills
+    return inside_regions(windows, fills, box_values(example, windows))
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Regions of one size, of one tensor at one place, in one context.
+
+    Args:
+        place: where they are hidden.
+        tensor: the number of the tensor among those of that place.
+        regions: where they lie.
+        context: what is seen besides them.
+    """
+
+    place: Place
+    tensor: int
+    regions: Regions
+    context: Context
+
+    @property
+    def values(self) -> Tensor:
+        """The tensor that the regions lie in, (N, C, *space)."""
+        return self.place.call.inputs[self.tensor]
+
+    def forward(self, example: int, copies: Tensor) -> Tensor:
+        """The model's outputs for changed copies (rows, C, *space) of an example."""
+        return self.place.call.for_example(example, self.tensor)(copies)
+
+
+def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
+    """The regions of a place in each context; ``arguments`` are those of ``choose_regions``."""
+    return tuple(
+        Part(place, tensor, regions, CONTEXTS[context])
+        for context, sets in choose_regions(place.call.inputs, **arguments).items()
+        for tensor, sizes in enumerate(sets)
+        for regions in sizes
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is hidden of a model's inputs or feature maps, and what is read.
+
+    Args:
+        parts: what is hidden.
+        explained: which outputs are explained, as which scores.
+        seen: the scores with everything seen, (N, columns).
+        references: for each part the scores before a region is changed, (N, columns).
+    """
+
+    parts: tuple[Part, ...]
+    explained: ExplainedOutputs
+    seen: Tensor
+    references: tuple[Tensor, ...]
+
+    @property
+    def n_examples(self) -> int:
+        """The batch size N."""
+        return len(self.seen)
+
+
+def make_plan(
+    parts: tuple[Part, ...], target: TargetType, all_outputs: bool, kind: OutputKind
+) -> Plan:
+    """Run the model on the inputs as they are, and on those that a context starts from.
+
+    Args:
+        parts: what is hidden.
+        target: the output to explain, unless ``all_outputs`` are kept.
+        all_outputs: whether the scores of every output are kept.
+        kind: what the model's outputs are.
+    """
+    # Not in inference mode: what a model caches in its first pass must stay usable.
+    with torch.no_grad():
+        outputs = parts[0].place.call.unperturbed()
+        if all_outputs:
+            explained = ExplainedOutputs.all_of(kind, outputs)
+        else:
+            explained = ExplainedOutputs.of_target(kind, outputs, target)
+        seen = explained.scores(outputs)
+        references = [seen] * len(parts)
+        for numbers in groups(parts):
+            scores = [_reference(parts[numbers[0]], explained, seen, n) for n in range(len(seen))]
+            for number in numbers:
+                references[number] = torch.cat(scores)
+    return Plan(parts, explained, seen, tuple(references))
+
+
+def _reference(part: Part, explained: ExplainedOutputs, seen: Tensor, example: int) -> Tensor:
+    """The scores of an example before a region of it is changed, (1, columns)."""
+    values = part.values[example]
+    before = part.context.before(part.place, values)
+    if before is values:
+        return seen[example : example + 1]
+    return explained.for_example(example)(part.forward(example, before.unsqueeze(0).clone()))
+
+
+def groups(parts: tuple[Part, ...]) -> list[list[int]]:
+    """The numbers of the parts of one place, tensor and context, which share what is prepared."""
+    found: dict[tuple[Place, int, Context], list[int]] = {}
+    for number, part in enumerate(parts):
+        found.setdefault((part.place, part.tensor, part.context), []).append(number)
+    return list(found.values())
+
+
+def with_tolerance(
+    plan: Plan, sampling: Sampling, tolerance: float | None, target: TargetType, measure: Measure
+) -> Sampling:
+    """The sampling, stopped once the error of ``target`` is under a tolerance.
+
+    Without a target it is the error of each example's predicted class.
+    """
+    if tolerance is None:
+        return sampling
+    explained = plan.explained
+    if explained.region is not None:
+        raise ValueError(
+            "tolerance bounds the error of one output, and target is a mask of several; leave "
+            "tolerance out, or explain one output"
+        )
+    columns = [0] * plan.n_examples
+    if explained.columns is None:
+        columns = explained.watched_columns(target, plan.seen, "tolerance_target")
+    stopping = StoppingRule(tolerance, columns, explained.kind, measure)
+    return Sampling(sampling.n_samples, sampling.seed, sampling.keep_errors, stopping)
