@@ -39,7 +39,8 @@ class PDA(EfficientPDA):
     with s_q the standard deviation of M_q over the pixels. So it stays in bits: positive values
     speak for the class, negative ones against it. A model without a spatial feature map,
     and one with several input tensors, is asked the first two questions only, and a warning says
-    so once.
+    so once. So is any model with a ``feature_mask``, unless ``layer`` is given: the map then has
+    one value for each region of the mask, where places of a feature map would divide them.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
@@ -89,7 +90,9 @@ class PDA(EfficientPDA):
     def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
         """Regions of the inputs in each context, and each place of the last feature map."""
         parts = super()._parts(call, **arguments)
-        features = self._feature_call(call)
+        # Regions of the user's own keep one value each, which places of a feature map would mix.
+        by_mask = arguments.get("feature_mask") is not None and self.layer is None
+        features = None if by_mask else self._feature_call(call)
         self.layer_name = None if features is None else features.layer.name
         if features is None:
             return parts
