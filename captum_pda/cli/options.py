@@ -7,7 +7,7 @@ from pathlib import Path
 
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
-from captum_pda.model.outputs import OUTPUTS
+from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.regions.contexts import CONTEXTS
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
@@ -58,10 +58,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--output-kind",
-        choices=OUTPUTS,
-        help="what its outputs are. logits: of classes that exclude each other, before a softmax "
-        "(default, unless the model says otherwise). multilabel: of labels, each before a sigmoid "
-        "of its own. probabilities: of either, after it. raw: plain numbers, as of a regression",
+        choices=list(OUTPUT_KINDS),
+        help="what its outputs are (default: logits, unless the model says otherwise). "
+        + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
     )
     model.add_argument(
         "--device",

@@ -120,7 +120,7 @@ def with_prior(pda: PerturbationPDA, prior: PatchPrior | None) -> EfficientPDA:
 
 def _settings(pda: PerturbationPDA) -> dict[str, Any]:
     return {
-        "output": pda.output,
+        "output": pda.output_kind,
         "measure": pda.measure,
         "engine": pda.engine,
         "process_group": pda.process_group,
@@ -129,7 +129,7 @@ def _settings(pda: PerturbationPDA) -> dict[str, Any]:
 
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
     """The target as given, or without one the predicted class of each example."""
-    if target is None and evidence.output != "raw" and len(evidence.output_shape) == 1:
+    if target is None and evidence.measure.needs_probabilities and len(evidence.output_shape) == 1:
         return device_sync.as_integers(evidence.scores.argmax(dim=1))
     return target
 

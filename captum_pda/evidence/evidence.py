@@ -18,7 +18,9 @@ from captum_pda.evidence.words import description
 from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
+from captum_pda.running.ask import Asker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +36,7 @@ class Reading:
 
     Args:
         output_shape: the shape of one example's output, whose flat columns these are.
-        output: "logits", "probabilities" or "raw".
+        output: the name of the output kind, such as "logits".
         measure: what differences are measured in.
         summed: whether the columns are those of a region, which is explained as a whole: as the
             sum over its columns.
@@ -92,7 +94,7 @@ class EvidencePart:
     Args:
         tensor: the number of the input tensor that they lie in.
         regions: where they lie.
-        context: "full" (all else was seen) or "empty" (nothing else was seen).
+        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
         reading: how scores become evidence.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
         scores: the same with each region changed, (N, W, columns).
@@ -130,7 +132,7 @@ class EvidencePart:
     def differences(self, quantity: Quantity) -> Tensor:
         """By how much a quantity is larger where each region is seen, (N, W)."""
         before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
-        return before - after if self.context == "full" else after - before
+        return before - after if CONTEXTS[self.context].removes else after - before
 
     def predictions(self, target: TargetType = None) -> Tensor:
         """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
@@ -248,8 +250,8 @@ class WindowEvidence:
         reading: how scores become evidence.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         prior: what was expected in the place of regions; None is the default prior.
-        ask: from the number of an example and changed copies of it (rows, C, *space) to their
-            scores (rows, columns); None where there is no model to ask any more.
+        ask: asks the model further questions about an example; None where there is no model any
+            more.
 
     Example::
 
@@ -269,7 +271,7 @@ class WindowEvidence:
     reading: Reading
     is_tuple: bool = False
     prior: Any = None
-    ask: Callable[[int, Tensor], Tensor] | None = None
+    ask: Asker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The evidence is kept and sent without the model.
@@ -324,13 +326,12 @@ class WindowEvidence:
             )
             for part in self.parts
         )
-        numbers, ask = range(len(self))[rows], self.ask
         return replace(
             self,
             inputs=tuple(tensor[rows] for tensor in self.inputs),
             scores=self.scores[rows],
             parts=parts,
-            ask=None if ask is None else lambda example, copies: ask(numbers[example], copies),
+            ask=None if self.ask is None else self.ask.of_examples(rows),
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -431,7 +432,7 @@ class WindowEvidence:
 
     @property
     def output(self) -> str:
-        """How the model's outputs are read: "logits", "probabilities" or "raw"."""
+        """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
         return self.reading.output
 
     @property
@@ -442,8 +443,8 @@ class WindowEvidence:
     @property
     def probabilities(self) -> Tensor:
         """P(c|x) of every output with everything seen, (N, *output_shape)."""
-        if self.output == "raw":
-            raise ValueError("raw outputs have no probabilities; use output='logits'")
+        if not self.measure.needs_probabilities:
+            raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
     @property
@@ -489,8 +490,13 @@ class WindowEvidence:
         nothing seen, or the same in another measure. The model was asked with nothing seen where
         there is an empty context, as PDA has."""
         quantity = self.reading.quantity(target)
-        part = self.in_context("empty").parts[0]
-        everything, nothing = (quantity(one.unsqueeze(1)) for one in (self.scores, part.reference))
+        nothing_seen = [part for part in self.parts if CONTEXTS[part.context].starts_from_nothing]
+        if not nothing_seen:
+            raise ValueError(
+                "this evidence was not asked with nothing seen; use context='empty' or 'both'"
+            )
+        references = (self.scores, nothing_seen[0].reference)
+        everything, nothing = (quantity(one.unsqueeze(1)) for one in references)
         return (everything - nothing)[:, 0]
 
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
@@ -536,7 +542,10 @@ class WindowEvidence:
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
-        return self.in_context("full")._each(lambda part: part.predictions(target))
+        removing = self._only(
+            lambda part: CONTEXTS[part.context].removes, "context that removes regions; use 'full'"
+        )
+        return removing._each(lambda part: part.predictions(target))
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:

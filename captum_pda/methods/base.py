@@ -24,9 +24,9 @@ from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_inputs
-from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS
+from captum_pda.model.inputs import check_count
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.protocol import Windows
@@ -100,16 +100,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
-        check_choice("output", output, OUTPUTS)
         self.prior = prior
-        self.output = output
-        self.measure = measure_for(output, measure)
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
@@ -128,7 +128,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return {
             "prior": prior_settings(self.prior),
             "engine": engine_settings(self.engine),
-            "output": self.output,
+            "output": self.output_kind.settings(),
             "measure": self.measure.settings(),
         }
 
@@ -181,14 +181,11 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             rows = check_count("perturbations_per_eval", rows)
         with evaluation_mode(self.forward_func):
             with ranks.failing_together():
-                call = ModelCall(
-                    self.forward_func,
-                    check_inputs(inputs),
-                    additional_forward_args,
-                    is_tuple=isinstance(inputs, tuple),
-                )
+                call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
+                with torch.no_grad():
+                    call.unperturbed()  # says what is wrong with inputs, before regions are chosen
                 parts = self._parts(call, **hidden)
-                plan = make_plan(parts, target, all_outputs, self.output)
+                plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
             sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
             agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
@@ -208,24 +205,22 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 self._report = run.report
             evidence = self._evidence(run)
         warn_of_rounding(run.audit)
-        plan.reader.readout.check_saturation(
-            evidence.scores, *(part.scores for part in evidence.parts)
-        )
+        plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
     def _evidence(self, run: Run) -> WindowEvidence:
         """What is known of a run, by any rank, as evidence."""
         plan = run.plan
-        call, reader = plan.parts[0].place.call, plan.reader
+        call, explained = plan.parts[0].place.call, plan.explained
         reading = Reading(
-            reader.kept_shape, self.output, self.measure, summed=reader.region is not None
+            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
         )
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
         parts = tuple(_evidence_part(*each, reading) for each in known)
         ask = None
         if isinstance(call, ModelCall):
             rows = run.perturbations_per_eval
-            ask = Asker(call, plan.parts[0].place, reader, plan.seen, run.sampling, rows)
+            ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
         return WindowEvidence(
             call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
         )

@@ -29,9 +29,9 @@ from captum_pda.methods.base import PerturbationPDA, arguments_of
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import attribution_dtype, check_choice, check_inputs
-from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS, Reader, Readout
+from captum_pda.model.inputs import attribution_dtype
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_for, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.choice import Extents, OwnRegions, choose_regions
@@ -69,14 +69,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
     ) -> None:
         super().__init__(forward_func)
-        check_choice("output", output, OUTPUTS)
         self.prior = prior
-        self.output = output
-        self.measure = measure_for(output, measure)
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
 
     def __repr__(self) -> str:
         return method_repr(self, DEFAULT_PRIOR)
@@ -95,7 +95,7 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         """What the evidence depends on beside the model and the arguments, as plain values."""
         return {
             "prior": prior_settings(self.prior),
-            "output": self.output,
+            "output": self.output_kind.settings(),
             "measure": self.measure.settings(),
         }
 
@@ -126,7 +126,10 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             Attributions of the inputs' shape; unless ``pixelwise``, all channels of a pixel share
             one value.
         """
-        tensors = check_inputs(inputs)
+        call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
+        tensors = call.inputs
+        # First, as the model says what is wrong with the inputs.
+        gradients = self._gradients(call, target, additional_forward_args)
         sets = choose_regions(
             tensors,
             "full",
@@ -137,12 +140,11 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             superpixels,
             regions,
         )["full"]
-        gradients = self._gradients(tensors, target, additional_forward_args)
         attributions = tuple(
             self._first_order(gradient, tensor, sizes, pixelwise)
             for gradient, tensor, sizes in zip(gradients, tensors, sets, strict=True)
         )
-        result = format_output(isinstance(inputs, tuple), attributions)
+        result = format_output(call.is_tuple, attributions)
         if not all(device_sync.all_finite(gradient) for gradient in gradients):
             raise NonFiniteOutputError(
                 "the gradient holds NaN or infinite values; the finished result is in this error's "
@@ -152,21 +154,19 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         return cast(TensorOrTupleOfTensorsGeneric, result)
 
     def _gradients(
-        self, tensors: tuple[Tensor, ...], target: TargetType, additional_forward_args: object
+        self, call: ModelCall, target: TargetType, additional_forward_args: object
     ) -> tuple[Tensor, ...]:
         """The gradient of each example's measured prediction with respect to its inputs."""
-
-        call = ModelCall(self.forward_func, tensors, additional_forward_args)
+        tensors = call.inputs
         found: list[Tensor] = []
 
         def measured(*arguments: Any) -> Tensor:
             outputs = call.as_given(*arguments)
             found.append(outputs.detach())
-            readout = Readout.of(self.output, outputs.detach())
-            reader = Reader.of_target(readout, target, len(outputs), tuple(outputs.shape[1:]))
-            scores = reader.read(outputs)
+            explained = ExplainedOutputs.of_target(self.output_kind, outputs.detach(), target)
+            scores = explained.scores(outputs)
             # Where a probability was rounded, its slope is lost: the map would be blank.
-            readout.check_saturation(scores.detach())
+            explained.warn_of_rounding(scores.detach())
             return self.measure.value(scores).sum(dim=1)
 
         additional = format_additional_forward_args(additional_forward_args)

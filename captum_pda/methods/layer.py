@@ -17,6 +17,7 @@ from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, last_feature_map, named_layer
 from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.regions.choice import Extents
 from captum_pda.regions.windows import Scales
@@ -62,7 +63,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         layer: nn.Module | str | None = None,
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         process_group: ProcessGroup | None = None,
     ) -> None:

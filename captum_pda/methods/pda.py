@@ -16,6 +16,7 @@ from captum_pda.methods.layer import layer_call, layer_place, layer_setting
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.running.plan import Part, parts_of
@@ -38,7 +39,8 @@ class PDA(EfficientPDA):
     with s_q the standard deviation of M_q over the pixels. So it stays in bits: positive values
     speak for the class, negative ones against it. A model without a spatial feature map,
     and one with several input tensors, is asked the first two questions only, and a warning says
-    so once.
+    so once. So is any model with a ``feature_mask``, unless ``layer`` is given: the map then has
+    one value for each region of the mask, where places of a feature map would divide them.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
@@ -64,7 +66,7 @@ class PDA(EfficientPDA):
         forward_func: Callable[..., Any],
         layer: nn.Module | str | None = None,
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
@@ -88,7 +90,9 @@ class PDA(EfficientPDA):
     def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
         """Regions of the inputs in each context, and each place of the last feature map."""
         parts = super()._parts(call, **arguments)
-        features = self._feature_call(call)
+        # Regions of the user's own keep one value each, which places of a feature map would mix.
+        by_mask = arguments.get("feature_mask") is not None and self.layer is None
+        features = None if by_mask else self._feature_call(call)
         self.layer_name = None if features is None else features.layer.name
         if features is None:
             return parts

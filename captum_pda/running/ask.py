@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from captum_pda.errors import attach_result
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.outputs import Reader
+from captum_pda.model.outputs import ExplainedOutputs
 from captum_pda.priors.empty_context import blurred
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows
@@ -47,7 +48,7 @@ class Asker:
     Args:
         call: the model with its inputs.
         place: what is put in the place of hidden regions, and the engine that runs the copies.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         sampling: how many contents hidden regions get.
         rows: copies in a batch; None chooses by itself.
@@ -57,7 +58,7 @@ class Asker:
         self,
         call: ModelCall,
         place: Place,
-        reader: Reader,
+        explained: ExplainedOutputs,
         seen: Tensor,
         sampling: Sampling,
         rows: int | None = None,
@@ -65,15 +66,23 @@ class Asker:
         self.call = call
         self.place = place
         self.engine = place.engine
-        self.reader = reader
+        self.explained = explained
         self.seen = seen
         self.sampling = sampling
         self.rows = rows
         self._examples: dict[int, AskedExample] = {}
+        self._numbers: Sequence[int] = range(len(seen))
+
+    def of_examples(self, rows: slice) -> Asker:
+        """The same about some of the examples, counted among themselves."""
+        other = copy(self)
+        other._numbers = self._numbers[rows]
+        return other
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        read, forward = self.reader.for_example(example), self.call.for_example(example, 0)
+        example = self._numbers[example]
+        read, forward = self.explained.for_example(example), self.call.for_example(example, 0)
         loop = BatchLoop(BatchSize(self.rows, self.call.values_per_example), copies[:1])
         with evaluation_mode(self.call.forward_func):
             return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
@@ -87,6 +96,7 @@ class Asker:
         title: str | None = None,
     ) -> Tensor:
         """The scores of an example with pixels hidden; see ``AskedExample.scores``."""
+        example = self._numbers[example]
         if example not in self._examples:
             self._examples[example] = AskedExample(self, example)
         return self._examples[example].scores(hidden, context, box, title)
@@ -217,7 +227,7 @@ class AskedExample:
     ) -> None:
         """Run the model with these fills (S, W, C, *box), and keep what is finished."""
         prepared = self._prepared_in(context)
-        read = self._asker.reader.for_example(self._example)
+        read = self._asker.explained.for_example(self._example)
         scores = None
         try:
             scores = prepared.scores(boxes, fills, read, bar.update)

@@ -12,9 +12,8 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.engines import Engine
 from captum_pda.model.call import Call
-from captum_pda.model.inputs import watched_columns
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import Reader, Readout
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.contexts import CONTEXTS, Context
@@ -123,13 +122,13 @@ class Plan:
 
     Args:
         parts: what is hidden.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         references: for each part the scores before a region is changed, (N, columns).
     """
 
     parts: tuple[Part, ...]
-    reader: Reader
+    explained: ExplainedOutputs
     seen: Tensor
     references: tuple[Tensor, ...]
 
@@ -139,39 +138,40 @@ class Plan:
         return len(self.seen)
 
 
-def make_plan(parts: tuple[Part, ...], target: TargetType, all_outputs: bool, output: str) -> Plan:
+def make_plan(
+    parts: tuple[Part, ...], target: TargetType, all_outputs: bool, kind: OutputKind
+) -> Plan:
     """Run the model on the inputs as they are, and on those that a context starts from.
 
     Args:
         parts: what is hidden.
         target: the output to explain, unless ``all_outputs`` are kept.
         all_outputs: whether the scores of every output are kept.
-        output: how the model's outputs are to be read.
+        kind: what the model's outputs are.
     """
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
         outputs = parts[0].place.call.unperturbed()
-        shape = tuple(outputs.shape[1:])
-        readout = Readout.of(output, outputs)
-        reader = Reader(readout, shape)
-        if not all_outputs:
-            reader = Reader.of_target(readout, target, len(outputs), shape)
-        seen = reader.read(outputs)
+        if all_outputs:
+            explained = ExplainedOutputs.all_of(kind, outputs)
+        else:
+            explained = ExplainedOutputs.of_target(kind, outputs, target)
+        seen = explained.scores(outputs)
         references = [seen] * len(parts)
         for numbers in groups(parts):
-            scores = [_reference(parts[numbers[0]], reader, seen, n) for n in range(len(seen))]
+            scores = [_reference(parts[numbers[0]], explained, seen, n) for n in range(len(seen))]
             for number in numbers:
                 references[number] = torch.cat(scores)
-    return Plan(parts, reader, seen, tuple(references))
+    return Plan(parts, explained, seen, tuple(references))
 
 
-def _reference(part: Part, reader: Reader, seen: Tensor, example: int) -> Tensor:
+def _reference(part: Part, explained: ExplainedOutputs, seen: Tensor, example: int) -> Tensor:
     """The scores of an example before a region of it is changed, (1, columns)."""
     values = part.values[example]
     before = part.context.before(part.place, values)
     if before is values:
         return seen[example : example + 1]
-    return reader.for_example(example)(part.forward(example, before.unsqueeze(0).clone()))
+    return explained.for_example(example)(part.forward(example, before.unsqueeze(0).clone()))
 
 
 def groups(parts: tuple[Part, ...]) -> list[list[int]]:
@@ -191,17 +191,14 @@ def with_tolerance(
     """
     if tolerance is None:
         return sampling
-    reader = plan.reader
-    if reader.region is not None:
+    explained = plan.explained
+    if explained.region is not None:
         raise ValueError(
             "tolerance bounds the error of one output, and target is a mask of several; leave "
             "tolerance out, or explain one output"
         )
     columns = [0] * plan.n_examples
-    output = reader.readout.output
-    if reader.columns is None:
-        columns = watched_columns(
-            target, plan.seen, reader.output_shape, output, "tolerance_target"
-        )
-    stopping = StoppingRule(tolerance, columns, output, measure)
+    if explained.columns is None:
+        columns = explained.watched_columns(target, plan.seen, "tolerance_target")
+    stopping = StoppingRule(tolerance, columns, explained.kind, measure)
     return Sampling(sampling.n_samples, sampling.seed, sampling.keep_errors, stopping)

@@ -170,7 +170,7 @@ class Run:
         forward = partial(part.forward, example)
         arguments = (forward, context.before(place, values).unsqueeze(0), batch_size)
         prepared = audited(engine.prepare(*arguments), *arguments)
-        reader = self.plan.reader
+        explained = self.plan.explained
         sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
         for number, own in chunks.items():
@@ -185,9 +185,9 @@ class Run:
                         prepared,
                         boxes[some],
                         fills[:, some],
-                        reader.for_example(example),
+                        explained.for_example(example),
                         advance,
-                        reader.readout.output,
+                        explained.kind,
                         sampling.keep_errors,
                         partial(stopping.enough, example) if stopping else None,
                     ):
@@ -202,7 +202,7 @@ class Run:
             part.regions,
             example,
             values_per_pixel=n_samples * part.values.shape[1],
-            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.reader.n_columns)),
+            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
             in_batch=max(1, rows_in_batch // n_samples),
             ranks=self.ranks,
         )
@@ -311,7 +311,7 @@ def agree_on_plan(
     """The sampling with the first rank's seed, once all ranks were seen to ask the same."""
     if ranks.count == 1:
         return sampling
-    reader = plan.reader
+    explained = plan.explained
     call = plan.parts[0].place.call
     asked = (
         [
@@ -319,7 +319,7 @@ def agree_on_plan(
             for part in plan.parts
         ],
         [part.regions.settings() for part in plan.parts],
-        (reader.output_shape, reader.columns, reader.region, reader.readout.output),
+        (explained.output_shape, explained.columns, explained.region, explained.kind.settings()),
         (sampling.n_samples, sampling.stopping.tolerance if sampling.stopping else None),
         (perturbations_per_eval, call.given[0].device.type, measure.settings()),
     )

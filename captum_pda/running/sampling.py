@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from scipy.special import chdtri
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import PreparedEngine
 from captum_pda.engines.protocol import Advance, Read
-from captum_pda.model.measures import Measure, marginalise
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.regions.contexts import Context
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Windows, drawing_numbers
 
 #: The error of a region is first checked after this many samples, and then each time that their
 #: number has grown by this factor.
@@ -49,7 +49,8 @@ class Sampling:
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
-        return device_sync.generator_for((self.seed, windows.first, self.part), device)
+        first, place = drawing_numbers(windows)
+        return device_sync.generator_for((self.seed, first, self.part, place), device)
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,19 @@ class StoppingRule:
     Args:
         tolerance: the bound, in units of the measure.
         columns: for each example the column whose error is bounded.
-        output: "logits", "probabilities" or "raw".
+        kind: what the outputs are.
         measure: what evidence is measured in.
     """
 
     tolerance: float
     columns: list[int]
-    output: str
+    kind: OutputKind
     measure: Measure
 
     def enough(self, example: int, scores: Tensor) -> Tensor:
         """Which regions need no more than these samples (n, W, columns), (W,)."""
         picked = scores[..., self.columns[example]]
-        error = self.measure.error(
-            score_error(picked, self.output), marginalise(picked, self.output)
-        )
+        error = self.measure.error(self.kind.average_error(picked), self.kind.average(picked))
         return error * _upper_limit(len(scores)) <= self.tolerance
 
 
@@ -97,33 +96,12 @@ def _upper_limit(n: int) -> float:
     return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))
 
 
-def score_error(scores: Tensor, output: str) -> Tensor:
-    """The standard error of ``marginalise(scores, output)``, from the samples in dimension 0.
-
-    For raw outputs s / sqrt(S), with s the samples' standard deviation. For log-odds, by the
-    delta method, s / sqrt(S) / (p (1 - p)) in nats, with s that of the probabilities p_s and p
-    their mean. It is worked out from p_s / p, or from (1 - p_s) / (1 - p) where that is the rarer
-    event, so that nothing is rounded to 0 or 1.
-    """
-    root = math.sqrt(len(scores))
-    if output == "raw":
-        return scores.std(dim=0) / root
-    log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
-    mean_p, mean_not_p = _log_mean(log_p), _log_mean(log_not_p)
-    ratios = torch.where(mean_p < mean_not_p, log_p - mean_p, log_not_p - mean_not_p).exp()
-    return ratios.std(dim=0) / root / torch.maximum(mean_p, mean_not_p).exp()
-
-
-def _log_mean(logarithms: Tensor) -> Tensor:
-    return torch.logsumexp(logarithms, dim=0) - math.log(len(logarithms))
-
-
 @dataclass(frozen=True, eq=False)
 class RegionScores:
     """What is kept of the samples of regions.
 
     Args:
-        scores: marginalised over the samples, (..., W, columns).
+        scores: averaged over the samples, (..., W, columns).
         errors: their standard errors, where they were asked for.
         n_drawn: how many samples each region had, (..., W).
     """
@@ -133,13 +111,13 @@ class RegionScores:
     n_drawn: Tensor
 
     @classmethod
-    def of(cls, samples: Tensor, output: str, keep_errors: bool) -> RegionScores:
-        """Marginalise samples (S, W, columns)."""
-        scores = marginalise(samples, output)
+    def of(cls, samples: Tensor, kind: OutputKind, keep_errors: bool) -> RegionScores:
+        """Average samples (S, W, columns)."""
+        scores = kind.average(samples)
         errors = None
         if keep_errors:
             several = len(samples) > 1
-            errors = score_error(samples, output) if several else torch.full_like(scores, math.nan)
+            errors = kind.average_error(samples) if several else torch.full_like(scores, math.nan)
         n_drawn = torch.full(samples.shape[1:2], len(samples), device=samples.device)
         return cls(scores, errors, n_drawn)
 
@@ -165,7 +143,7 @@ def score_regions(
     fills: Tensor,
     read: Read,
     advance: Advance,
-    output: str,
+    kind: OutputKind,
     keep_errors: bool = False,
     enough: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[Tensor, RegionScores]]:
@@ -177,7 +155,7 @@ def score_regions(
         fills: what is put there, (S, W, C, *box).
         read: from outputs to scores, for every batch at once.
         advance: told how many copies have just gone through the model.
-        output: "logits", "probabilities" or "raw".
+        kind: what the outputs are.
         keep_errors: whether standard errors are kept.
         enough: from samples (n, W, columns) to whether each region has enough of them, (W,). Each
             region is then run on more and more of its fills until it has. None runs all fills.
@@ -198,17 +176,17 @@ def score_regions(
             unfinished = getattr(prepared, "unfinished", None)
             known = rounds if unfinished is None else [*rounds, unfinished]
             for numbers, samples in _finished_samples(known):
-                yield running[numbers], RegionScores.of(samples, output, keep_errors)
+                yield running[numbers], RegionScores.of(samples, kind, keep_errors)
             raise
         samples = torch.cat(rounds)
         done = count
         if enough is None or done == len(fills):
-            yield running, RegionScores.of(samples, output, keep_errors)
+            yield running, RegionScores.of(samples, kind, keep_errors)
             return
         ready = enough(samples)
         stopped = running[ready]
         if len(stopped):
-            yield stopped, RegionScores.of(samples[:, ready], output, keep_errors)
+            yield stopped, RegionScores.of(samples[:, ready], kind, keep_errors)
             advance(len(stopped) * (len(fills) - done))  # samples that are not needed
         running, rounds = running[~ready], [samples[:, ~ready]]
         if len(running) == 0:

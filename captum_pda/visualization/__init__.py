@@ -17,6 +17,7 @@ from captum_pda.visualization.regions import (
     visualize_self_test,
     visualize_strongest_regions,
 )
+from captum_pda.visualization.space import visualize_signal, visualize_volume
 
 __all__ = [
     "evidence_scale",
@@ -25,5 +26,7 @@ __all__ = [
     "visualize_evidence_parts",
     "visualize_explanation",
     "visualize_self_test",
+    "visualize_signal",
     "visualize_strongest_regions",
+    "visualize_volume",
 ]

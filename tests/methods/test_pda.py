@@ -143,7 +143,17 @@ def test_one_progress_bar_counts_all_questions(capsys):
 
 def test_a_feature_mask_takes_the_place_of_windows():
     mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
-    evidence = PDA(make_classifier(), prior=PRIOR).evidence(IMAGE, feature_mask=mask)
+    pda = PDA(make_classifier(), prior=PRIOR)
+    evidence = pda.evidence(IMAGE, feature_mask=mask)
+    assert [len(part.regions) for part in evidence.parts] == [8, 8]
+    attribution = evidence.attribution(1)
+    for number in range(8):
+        assert len(attribution[0, 0][mask[0, 0] == number].unique()) == 1
+
+
+def test_a_named_layer_is_asked_beside_a_feature_mask():
+    mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
+    evidence = PDA(make_classifier(), "0", prior=PRIOR).evidence(IMAGE, feature_mask=mask)
     assert [len(part.regions) for part in evidence.parts] == [8, 8, 14 * 12]
 
 
