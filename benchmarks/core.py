@@ -11,7 +11,6 @@ With ``--tiny`` each runs in seconds, to see that it runs; its numbers then mean
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import dataclass
 
 import numpy as np

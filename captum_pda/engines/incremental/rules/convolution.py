@@ -282,7 +282,7 @@ OUTPUT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -
 
 def convolve(
     cache: CallCache,
-    func: Function,
+    func: Callable[..., Tensor],
     maps: Tensor,
     weight: Tensor,
     bias: Tensor | None,

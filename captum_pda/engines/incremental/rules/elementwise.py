@@ -220,7 +220,9 @@ def concatenate(state: PassState, func: Function, maps: Any, dim: int = 0) -> Bo
     return Boxed(values, spans, base, first.space)
 
 
-def _joined(func: Function, boxed: list[Boxed], spans: tuple[Span, ...], dim: int) -> Tensor:
+def _joined(
+    func: Callable[..., Tensor], boxed: list[Boxed], spans: tuple[Span, ...], dim: int
+) -> Tensor:
     return func([operand.at(spans) for operand in boxed], dim)
 
 

@@ -111,7 +111,7 @@ def _counts(before: Span, slide: Slide, after: Span, include_padding: bool) -> I
 
 @rule("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d", saves=True)
 def adaptive_average_pool(
-    state: PassState, func: Function, x: Boxed, output_size: Any
+    state: PassState, func: Callable[..., Tensor], x: Boxed, output_size: Any
 ) -> Boxed | Tensor:
     """The mean of the map, or of equal parts of it."""
     _check_images(x)
@@ -135,7 +135,9 @@ def adaptive_max_pool(
     return max_pool(state, func, x, kernel, return_indices=return_indices)
 
 
-def mean(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Tensor:
+def mean(
+    state: PassState, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any
+) -> Tensor:
     """The unperturbed mean, moved by what changed in the box. ``func`` averages all of space."""
     if x.is_whole:
         return func(x.values, *args, **kwargs)
