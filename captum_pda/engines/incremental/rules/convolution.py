@@ -8,7 +8,7 @@ with PyTorch's own convolutions (benchmarks/SPEED.md).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
