@@ -37,7 +37,7 @@ class ContextWords:
     picture: str
 
 
-#: The words of each context: "full" (all else is seen) and "empty" (nothing else is seen).
+#: The words of each context: what is seen besides a region.
 CONTEXTS = {
     "full": ContextWords(
         choice="Without each region",
@@ -54,6 +54,14 @@ CONTEXTS = {
         answer="by itself: {value} over nothing",
         effect="By itself, it",
         picture="By itself",
+    ),
+    "random": ContextWords(
+        choice="Each among others",
+        each="each region among random others",
+        question="among others",
+        answer="among random others: {value}",
+        effect="Among random others, it",
+        picture="Among others",
     ),
 }
 #: What is said of a region about which the sizes disagree.
