@@ -253,17 +253,17 @@ def _evidence_part(
     if isinstance(part.regions, Coalitions):
         known_sets = known.n_drawn > 0
         regions = part.regions.regions
-        reference, added, errors = part.regions.fit(known.scores, known_sets)
+        half_seen, added, error = part.regions.fit(known.scores, known_sets)
         asked = known_sets.any(dim=1, keepdim=True).to(known.n_drawn.dtype)
         return EvidencePart(
             part.tensor,
             regions,
             part.context.name,
             reading,
-            reference,
-            reference.unsqueeze(1) + added,
+            half_seen,
+            half_seen.unsqueeze(1) + added,
             asked.expand(-1, len(regions)).contiguous(),
-            errors if known.errors is not None else None,
+            error if known.errors is not None else None,
             part.place.name,
         )
     absent = part.regions.absent(len(reference)).to(reference.device).unsqueeze(-1)

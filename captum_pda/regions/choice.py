@@ -125,16 +125,16 @@ def _shapes(inputs: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
 
 def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
     """Random sets of the regions of each tensor."""
-    found = []
-    for sizes in sets:
-        for regions in sizes:
-            if not isinstance(regions, FeatureMaskRegions):
-                raise ValueError(
-                    "context='random' shows sets of regions that do not overlap; give superpixels= "
-                    f"or feature_mask= in place of {regions.title}, or another context"
-                )
-        found.append(tuple(Coalitions(one, n_sets) for one in sizes))  # type: ignore[arg-type]
-    return tuple(found)
+
+    def in_sets(regions: Regions) -> Regions:
+        if not isinstance(regions, FeatureMaskRegions):
+            raise ValueError(
+                "context='random' shows sets of regions that do not overlap; give superpixels= or "
+                f"feature_mask= in place of {regions.title}, or another context"
+            )
+        return Coalitions(regions, n_sets)
+
+    return tuple(tuple(map(in_sets, sizes)) for sizes in sets)
 
 
 def _default_regions(
