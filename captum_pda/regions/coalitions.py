@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from captum_pda import device_sync
 from captum_pda.regions.masks import FeatureMaskRegions
@@ -49,7 +51,9 @@ class Coalitions:
         generator = np.random.default_rng(0)
         half = -(-count // 2)
         shares = np.resize(SEEN_SHARES, half)
-        drawn = generator.random((half, len(regions))) < shares[:, None]
+        # Region by region: whether one is seen does not depend on how many others there are, such
+        # as those of other examples.
+        drawn = (generator.random((len(regions), half)) < shares).T
         #: Which regions each set holds, (sets, regions).
         self.seen: npt.NDArray[np.bool_] = np.stack([drawn, ~drawn], axis=1).reshape(
             2 * half, len(regions)
@@ -83,6 +87,12 @@ class Coalitions:
     def absent(self, n_examples: int) -> Tensor:
         """Every example has every set, (N, sets)."""
         return torch.zeros(n_examples, self.count, dtype=torch.bool, device="cpu")
+
+    def of_examples(self, rows: slice) -> Self:
+        """The same sets, of some of the examples."""
+        other = copy(self)
+        other.regions = self.regions.of_examples(rows)
+        return other
 
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel what its region adds, from the values (N, sets), (N, *space)."""
