@@ -102,7 +102,7 @@ def choose_regions(
         if context == "all":
             contexts = contexts_of("both")  # random sets go with the default superpixels
         return {each.name: _in_sets(sets, n_sets) if each.in_sets else sets for each in contexts}
-    if context == "all" and not (strides is None and all(map(has_superpixels, _shapes(inputs)))):
+    if context == "all" and not all(_has_superpixels(tensor, strides) for tensor in inputs):
         contexts = contexts_of("both")
     steps = _one_each(strides, len(inputs), "strides")
     # One object for each granularity, since SLIC is slow and contexts share their regions.
@@ -120,8 +120,9 @@ def choose_regions(
     }
 
 
-def _shapes(inputs: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
-    return [tuple(tensor.shape) for tensor in inputs]
+def _has_superpixels(tensor: Tensor, strides: Extents) -> bool:
+    """Whether the default regions of a tensor are superpixels."""
+    return strides is None and tensor.dim() >= 4 and min(tensor.shape[2:]) >= SMALLEST_SIDE
 
 
 def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
@@ -147,9 +148,8 @@ def _default_regions(
     found: dict[tuple[int, int], Regions],
 ) -> tuple[Regions, ...]:
     """The default regions of a tensor; ``found`` has the superpixels that were found before."""
-    shape = tuple(tensor.shape)
-    if strides is not None or len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
-        return default_grids(shape[2:], strides, context)
+    if not _has_superpixels(tensor, strides):
+        return default_grids(tuple(tensor.shape[2:]), strides, context)
     for granularity in granularities:
         if (number, granularity) not in found:
             found[number, granularity] = Superpixels(tensor, granularity)

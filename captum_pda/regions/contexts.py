@@ -149,8 +149,7 @@ class Random(Context):
     name = "random"
     removes = False
     is_sampled = False
-    starts_from_nothing = True
-    in_sets = True
+    in_sets = True  # so its evidence starts from half of the regions seen, not from nothing
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(
         ("quick", "standard", "thorough"), (60,)
     )
