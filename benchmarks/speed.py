@@ -2,7 +2,6 @@
 
     python benchmarks/speed.py                        # the table, window 10, stride 10, 224x224
     python benchmarks/speed.py --networks resnet18 --stride 2 --skip-occlusion
-    python benchmarks/speed.py --max-box-fraction      # the approximate mode on photos
     python benchmarks/speed.py --profile              # where the incremental engine's time goes
 
 With ``--tiny`` each takes seconds, to see that it runs; its numbers then mean nothing.
@@ -29,8 +28,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import captum_pda.engines.incremental.rules.convolution as convolution_rules
-import captum_pda.engines.incremental.winograd as winograd
-from captum_pda import ConstantPrior, EfficientPDA, IncrementalEngine
+from captum_pda import ConstantPrior, EfficientPDA
 
 #: By network, how many times faster than Occlusion "auto" is to be.
 NETWORKS = {
@@ -83,13 +81,16 @@ def best_batch_size(model: nn.Module) -> int:
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Those of convolutions and matrix products, without what is saved by other algorithms."""
-    kept = winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES
-    winograd.FEWEST_CHANNELS = convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = 10**9
+    names = ("FEWEST_CHANNELS_FOR_WINOGRAD", "FEWEST_CHANNELS_FOR_DIFFERENCES")
+    kept = {name: getattr(convolution_rules, name) for name in names}
+    for name in names:
+        setattr(convolution_rules, name, 10**9)
     try:
         with FlopCounterMode(display=False) as counter:
             run()
     finally:
-        winograd.FEWEST_CHANNELS, convolution_rules.FEWEST_CHANNELS_FOR_DIFFERENCES = kept
+        for name, value in kept.items():
+            setattr(convolution_rules, name, value)
     return counter.get_total_flops() // 2
 
 
@@ -203,44 +204,6 @@ def photos() -> dict[str, Tensor]:
     return images
 
 
-def max_box_fraction(stride: int, rounds: int) -> None:
-    """Speed of the approximate mode, and its correlation with exact maps of photos."""
-    model = load("efficientnet_lite0", trained=True)
-    images = photos()
-    shares = (None, 0.7, 0.6, 0.5, 0.4, 0.35)
-    some = next(iter(images.values()))
-    best = best_times(
-        {
-            str(share): partial(explain, model, some, stride, IncrementalEngine(share))
-            for share in shares
-        },
-        rounds,
-        clock(),
-    )
-    print("\n| max_box_fraction | exact / approximate time | correlation with exact: ", end="")
-    print(" | ".join(images) + " |")
-    print("| --- " * (2 + len(images)) + "|")
-    maps = {
-        share: [_map(model, image, stride, share) for image in images.values()] for share in shares
-    }
-    for share in shares[1:]:
-        correlations = [
-            float(torch.corrcoef(torch.stack(pair))[0, 1])
-            for pair in zip(maps[None], maps[share], strict=True)
-        ]
-        cells = [f"{share}", f"{best['None'] / best[str(share)]:.2f}"]
-        print("| " + " | ".join(cells + [f"{number:.4f}" for number in correlations]) + " |")
-
-
-def _map(model: nn.Module, image: Tensor, stride: int, share: float | None) -> Tensor:
-    """The evidence for the predicted class, with the default prior."""
-    with torch.no_grad():
-        target = int(model(image).argmax())
-    pda = EfficientPDA(model, engine=IncrementalEngine(max_box_fraction=share))
-    found = pda.attribute(image, target=target, sliding_window_shapes=WINDOW, strides=stride)
-    return found[:, 0].flatten()
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
@@ -248,7 +211,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--skip-occlusion", action="store_true")
     parser.add_argument("--skip-dense", action="store_true")
-    parser.add_argument("--max-box-fraction", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="seconds only, to see that it runs")
@@ -257,9 +219,7 @@ if __name__ == "__main__":
     if chosen.tiny:
         SIZE, BATCH_SIZES = 64, (1,)
         chosen.networks, chosen.stride, chosen.rounds = ["squeezenet1_1"], 10, 1
-    if chosen.max_box_fraction:
-        max_box_fraction(chosen.stride, chosen.rounds)
-    elif chosen.profile:
+    if chosen.profile:
         where_the_time_goes(chosen.networks)
     else:
         table(chosen)

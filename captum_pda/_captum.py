@@ -14,6 +14,7 @@ from captum._utils.typing import TargetType, TensorOrTupleOfTensorsGeneric
 from captum.attr import GradientAttribution, LayerAttribution, PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor
+from torch.nn import Module
 
 
 def format_additional_forward_args(additional_forward_args: object) -> tuple[Any, ...] | None:
@@ -84,6 +85,22 @@ def readable_name(name: str) -> str:
     return f"{name.removesuffix('PDA')} PDA".strip()
 
 
+def method_repr(method: Any, default_prior: object, **further: object) -> str:
+    """A method in a line: its model's name, its prior, and how outputs are read."""
+    func = method.forward_func
+    model = getattr(func, "__name__", type(func).__name__)
+    shown = {
+        **further,
+        "prior": default_prior if method.prior is None else method.prior,
+        "output": method.output,
+        "measure": method.measure.name,
+    }
+    if isinstance(shown.get("layer"), Module):
+        shown["layer"] = type(shown["layer"]).__name__
+    arguments = [model, *(f"{name}={value!r}" for name, value in shown.items())]
+    return f"{type(method).__name__}({', '.join(arguments)})"
+
+
 __all__ = [
     "GradientAttribution",
     "LayerAttribution",
@@ -94,5 +111,6 @@ __all__ = [
     "format_additional_forward_args",
     "format_output",
     "format_tensor_into_tuples",
+    "method_repr",
     "readable_name",
 ]

@@ -72,10 +72,23 @@ def samples_of(
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Several processes by default, if pytest-xdist is installed; ``-n 0`` runs in one."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.pluginmanager.has_plugin("xdist"):
+        return
+    if config.option.numprocesses is None and not config.option.usepdb:
+        config.option.numprocesses = "auto"
+        config.option.maxprocesses = config.option.maxprocesses or 4
+        if config.option.dist == "no":
+            config.option.dist = "worksteal"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need processes of their own are slow, by the time that those take to start."""
+    """Tests that start processes or a browser are slow."""
     for item in items:
-        if "pool" in getattr(item, "fixturenames", ()):
+        if {"pool", "browser"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 

@@ -20,6 +20,7 @@ from captum_pda.cli.explain import conclude, explain_photos, load_explainer, run
 from captum_pda.cli.explainer import Explanation, check_options, named_classes
 from captum_pda.cli.folders import Place, Plan, plan_folder, write_figure, write_result
 from captum_pda.cli.options import (
+    add_image_options,
     add_method_options,
     add_model_options,
     add_overwrite,
@@ -84,6 +85,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="how many photos a group must come from (default: %(default)s)",
     )
     add_method_options(parser.add_argument_group("how to explain the photos"))
+    add_image_options(parser)
     add_model_options(parser)
     output = parser.add_argument_group("what to write")
     output.add_argument(
@@ -158,6 +160,7 @@ class AtlasWriter(PhotoWriter):
         if explanation.evidence is None:
             raise ValueError("regions need the evidence of windows; choose another --method")
         place, labels = self.plan.places[number], self.classifier.labels
+        mean, std = self.classifier.preprocessing.colours(explanation.image)
         regions = [
             replace(region, link=self._link(place), label=labels[target])
             for target in self.classes[number]
@@ -166,8 +169,8 @@ class AtlasWriter(PhotoWriter):
                 target,
                 str(place.photo),
                 self.classifier.model,
-                mean=self.classifier.preprocessing.mean,
-                std=self.classifier.preprocessing.std,
+                mean=mean,
+                std=std,
                 n=self.n_regions,
                 min_bits=self.min_bits,
             )

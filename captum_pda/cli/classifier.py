@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
+from captum_pda.cli.photos import Array
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.outputs import OUTPUTS, scores_of
@@ -35,22 +38,66 @@ BLANK = Image.new("RGB", (256, 256))
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model does to a photo: scale its shorter side, cut the middle out, normalise.
+    """From an image to a model's input.
 
-    ``mean`` and ``std`` are those of the normalisation, so that it can be undone for display; None
-    where they are not known.
+    Args:
+        transform: the model's own. It gets a Pillow image of 8 bits, RGB or for a model of one
+            channel L. With ``takes_values`` it also gets images of other values, unchanged, as a
+            Pillow image of mode F or a volume as an array; and the affine, if it has an argument
+            of that name. It returns a tensor (C, *space), or one with its affine.
+        mean, std: those of the normalisation, so that it can be undone for display; None where
+            they are not known.
+        takes_values: whether the transform was written for this model's images. Those of
+            libraries are made for photos of 8 bits.
+        channels: of the model's input.
     """
 
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[..., Any]
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    takes_values: bool = False
+    channels: int = 3
 
-    def __call__(self, photo: Image.Image) -> Tensor:
-        """The model's input for a photo, (1, C, H, W)."""
-        return self.transform(_trim(photo)).unsqueeze(0)
+    def __call__(self, image: Image.Image | Array, affine: Array | None = None) -> Tensor:
+        """The model's input for an image, (1, C, *space)."""
+        return self.prepare(image, affine)[0].unsqueeze(0)
+
+    def prepare(
+        self, image: Image.Image | Array, affine: Array | None = None
+    ) -> tuple[Tensor, Array | None]:
+        """The model's input (C, *space), and its affine where that is known."""
+        if isinstance(image, Image.Image) and image.mode != "F":
+            image = image.convert("L" if self.channels == 1 else "RGB")
+            image = image if self.takes_values else _trim(image)
+        elif not self.takes_values:
+            raise CommandError(_not_a_photo(image))
+        has_affine = "affine" in _parameters(self.transform)
+        made = self.transform(image, affine=affine) if has_affine else self.transform(image)
+        made, given = made if isinstance(made, tuple) else (made, getattr(made, "affine", None))
+        if not isinstance(made, Tensor):
+            raise CommandError(
+                f"the model's transform returned a {type(made).__name__}; it must return a tensor "
+                "(channels, *space)"
+            )
+        shape = image.shape if not isinstance(image, Image.Image) else (image.height, image.width)
+        if given is not None:
+            affine = np.asarray(given, dtype=np.float64)
+        elif tuple(made.shape[1:]) != tuple(shape):
+            affine = None  # the transform has resampled or cut the image
+        return made.as_subclass(Tensor), affine
+
+    def colours(self, image: Tensor) -> tuple[Any, Any]:
+        """The mean and deviation that turn an input into a picture; None for what is none."""
+        if self.mean is None or self.std is None or len(self.mean) not in (1, image.shape[1]):
+            return None, None
+        shape = (1, -1, *[1] * (image.dim() - 2))
+        mean, std = (image.new_tensor(one).reshape(shape) for one in (self.mean, self.std))
+        low, high = (image * std + mean).aminmax()
+        is_picture = float(low) > -0.1 and float(high) < 1.1
+        return (self.mean, self.std) if is_picture else (None, None)
 
     @staticmethod
-    def of(transform: Callable[[Image.Image], Tensor]) -> Preprocessing:
+    def of(transform: Callable[..., Any], takes_values: bool = False) -> Preprocessing:
         """A transform, with the normalisation that is among its last steps."""
         steps: Sequence[Any] = getattr(transform, "transforms", [transform])
         for step in reversed(steps):
@@ -58,8 +105,34 @@ class Preprocessing:
                 mean, std = (
                     torch.as_tensor(one).flatten().tolist() for one in (step.mean, step.std)
                 )
-                return Preprocessing(transform, tuple(mean), tuple(std))
-        return Preprocessing(transform, None, None)
+                return Preprocessing(transform, tuple(mean), tuple(std), takes_values)
+        return Preprocessing(transform, None, None, takes_values)
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[str]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+def _not_a_photo(image: Image.Image | Array) -> str:
+    own = "give --model package.module:function, which returns a transform that takes it"
+    if not isinstance(image, Image.Image):
+        return f"this is a volume of {' x '.join(map(str, image.shape))}; {own}"
+    low, high = image.getextrema()
+    return (
+        f"this image has values from {low:g} to {high:g}, and the model takes photos of 8 bits; "
+        "say which values are black and white with --intensity LOW HIGH (or 'file', for the window "
+        f"of a DICOM file), or {own}"
+    )
+
+
+def input_channels(model: nn.Module) -> int:
+    """How many channels a model takes, as its first convolution says; 3 where there is none."""
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    found = (module.in_channels for module in model.modules() if isinstance(module, kinds))
+    return next(found, 3)
 
 
 def _trim(photo: Image.Image) -> Image.Image:
@@ -79,7 +152,8 @@ class ModelChoice:
         name: what it was chosen by.
         preprocessing: from a photo to its input.
         labels: the names of its classes, where they are known without its weights.
-        load: returns the model, where its weights come from, and the names of its classes.
+        load: returns the model, where its weights come from, and the names of its classes, or
+            None where these are only known by asking it.
         output: what its outputs are, where its source says so: "logits", "multilabel",
             "probabilities" or "raw".
     """
@@ -87,7 +161,7 @@ class ModelChoice:
     name: str
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None
-    load: Callable[[], tuple[nn.Module, str, tuple[str, ...]]]
+    load: Callable[[], tuple[nn.Module, str, tuple[str, ...] | None]]
     output: str | None = None
 
 
@@ -113,20 +187,42 @@ class Classifier:
 
     @staticmethod
     def of(
-        choice: ModelChoice, device: str | torch.device = "cpu", output: str | None = None
+        choice: ModelChoice,
+        device: str | torch.device = "cpu",
+        output: str | None = None,
+        image: Tensor | None = None,
     ) -> Classifier:
-        """Load a model that was chosen; its outputs are read as ``output``, if that is given."""
+        """Load a model that was chosen, and ask it about an image (default: a black photo); its
+        outputs are read as ``output``, if that is given."""
         model, source, own_labels = choice.load()
+        model = model.eval().to(device)
+        image = (choice.preprocessing(BLANK) if image is None else image).to(device)
+        if own_labels is None:
+            own_labels = default_labels(_number_of_outputs(choice.name, model, image))
         labels = own_labels if choice.labels is None else choice.labels
         if len(labels) != len(own_labels):
             raise CommandError(
                 f"there are {len(labels)} labels for a model of {len(own_labels)} classes; write "
                 "one per line"
             )
-        model = model.eval().to(device)
-        image = choice.preprocessing(BLANK).to(device)
         kind = output_kind(output, choice.output, model, image)
         return Classifier(choice.name, model, choice.preprocessing, labels, source, kind)
+
+
+def _number_of_outputs(name: str, model: nn.Module, image: Tensor) -> int:
+    try:
+        with torch.no_grad():
+            outputs = model(image)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CommandError(
+            f"--model {name} fails for an input of shape {tuple(image.shape)} ({one_line(error)}); "
+            "return a transform that makes what it takes"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        raise CommandError(
+            f"--model {name} must return a tensor (N, classes) for inputs (N, C, *space)"
+        )
+    return int(outputs.shape[1])
 
 
 # What the outputs are

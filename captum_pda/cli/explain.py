@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from captum_pda.cli.classifier import BLANK, Classifier, Preprocessing
 from captum_pda.cli.explainer import (
@@ -35,8 +36,14 @@ from captum_pda.cli.folders import (
     write_summary,
 )
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.options import add_method_options, add_model_options, add_overwrite, positive
-from captum_pda.cli.photos import read_photo
+from captum_pda.cli.options import (
+    add_image_options,
+    add_method_options,
+    add_model_options,
+    add_overwrite,
+    positive,
+)
+from captum_pda.cli.photos import intensity_option, read_photo
 from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
 from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
@@ -74,6 +81,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     _add_classes(parser.add_argument_group("what to explain"))
     add_method_options(parser.add_argument_group("how to explain it"))
+    add_image_options(parser)
     add_model_options(parser)
     _add_output(parser.add_argument_group("what to write"))
     parser.set_defaults(target_option="--target")
@@ -116,7 +124,8 @@ def _add_output(output: argparse._ActionsContainer) -> None:
         "--raw",
         choices=RAW_FORMATS,
         default="npz",
-        help="the format of the maps for programs, next to the picture (default: %(default)s)",
+        help="the format of the maps for programs, next to the picture; nifti: of a scan, with its "
+        "affine, beside npz (default: %(default)s)",
     )
     output.add_argument(
         "--html",
@@ -168,11 +177,14 @@ def load_explainer(
     check_free(plan.files, inputs, options.overwrite)
     device = own_device(options.device)
     prior = GaussianPatchPrior.load(options.prior) if options.prior else None
+    options.intensity = intensity_option(options.intensity)
     choice = choose_model(options.model, options.weights, options.labels)
-    check_size(options, choice.preprocessing(BLANK))
+    photos = PhotoSet(plan.places, choice.preprocessing, options)
+    image = photos.first_input() if choice.preprocessing.takes_values else None
+    check_size(options, choice.preprocessing(BLANK) if image is None else image)
     if choice.labels is not None:
         named_classes(options, choice.labels)  # refuses unknown names
-    classifier = Classifier.of(choice, device, options.output_kind)
+    classifier = Classifier.of(choice, device, options.output_kind, image)
     named_classes(options, classifier.labels)
     return PhotoExplainer(classifier, options, prior, show_progress)
 
@@ -185,31 +197,52 @@ def explain_photos(
     ranks: Ranks,
 ) -> DatasetSummary:
     """Explain what is not done yet, by all processes, each with the same engine."""
+    photos = PhotoSet(plan.places, explainer.classifier.preprocessing, options)
     with ranks.failing_together():
         engine = options.engine
         if ranks.rank == 0:
-            engine = explainer.choose_engine(plan.folder, options.overwrite)
+            engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
     explainer.engine = ranks.gather_objects(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
-    photos = PhotoSet(plan.places, explainer.classifier.preprocessing)
     return Job(explainer, photos, writer).run(ranks, Display(title, "photo", options.debug))
 
 
 class PhotoSet:
-    """Photos as a data set of a model's inputs; each is read once, when it is its turn."""
+    """Image files as a data set of a model's inputs; each is read once, when it is its turn."""
 
-    def __init__(self, places: Sequence[Place], preprocessing: Preprocessing) -> None:
+    def __init__(
+        self, places: Sequence[Place], preprocessing: Preprocessing, options: argparse.Namespace
+    ) -> None:
         self.places = places
         self.preprocessing = preprocessing
+        self.options = options
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, number: int) -> Example:
-        path = self.places[number].photo
-        image, sha256 = read_photo(path)
-        source = {"photo": str(path), "photo_sha256": sha256}
-        return Example(self.preprocessing(image)[0], source=source)
+        place = self.places[number]
+        photo = read_photo(place.photo, self.options.intensity, self.options.frame)
+        inputs, affine = self.preprocessing.prepare(photo.image, photo.affine)
+        source: dict[str, Any] = {"photo": str(place.photo), "photo_sha256": photo.sha256}
+        if affine is not None:
+            source["affine"] = affine.tolist()
+        elif place.volume is not None:
+            raise CommandError(
+                "the place of the model's input in the scan is not known, so its map cannot be "
+                "written as NIfTI: return (tensor, affine) from the transform, or use --raw npz"
+            )
+        return Example(inputs, source=source)
+
+    def first_input(self) -> Tensor:
+        """The first input that can be made, (1, C, *space)."""
+        errors = []
+        for number in range(len(self)):
+            try:
+                return self[number].inputs.unsqueeze(0)
+            except Exception as error:  # it is reported when it is its turn
+                errors.append(error)
+        raise errors[0]
 
 
 def tell(

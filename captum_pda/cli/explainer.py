@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,14 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from captum_pda.cli.classifier import Classifier, find_class
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
 from captum_pda.engines import ENGINES
-from captum_pda.engines.auto import WORTH_A_PROBE, AutoEngine
+from captum_pda.engines.auto import FEWEST_COPIES, AutoEngine
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
@@ -216,6 +214,8 @@ class PhotoExplainer:
             "context": options.context or "default",
             "samples": options.samples if sampled else None,
             "seed": options.seed if sampled else None,
+            "intensity": options.intensity,
+            "frame": options.frame,
             "targets": options.target,
             "classes": self._n_top,
             "contrast": options.contrast,
@@ -268,11 +268,11 @@ class PhotoExplainer:
         (regions,) = RegionChoice(**self._regions).resolve((image,), (context,))[context]
         return regions
 
-    def choose_engine(self, folder: Path | None, overwrite: bool) -> str:
+    def choose_engine(self, folder: Path | None, overwrite: bool, photos: Any) -> str:
         """The engine, chosen once for all photos, processes and reruns of a folder.
 
-        Two engines agree up to rounding only. Which one is faster is tried on noise, or known from
-        the results in the folder.
+        Two engines agree up to rounding only. Which one is faster is tried on noise of the shape of
+        the first input, or known from the results in the folder.
         """
         options = self.options
         if folder is None or options.engine != "auto" or options.method not in WITH_ENGINE:
@@ -280,17 +280,18 @@ class PhotoExplainer:
         found = read_settings(folder, overwrite) if folder.is_dir() else None
         if found and found.get("engine") in ENGINES:
             return str(found["engine"])
-        noise = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
+        noise = np.random.default_rng(0).standard_normal(
+            photos.first_input().shape, dtype=np.float32
+        )
         first = next(self.classifier.model.parameters(), None)
-        image = self.classifier.preprocessing(Image.fromarray(noise))
-        image = image.to(None if first is None else first.device)
+        image = torch.from_numpy(noise).to(None if first is None else first.device)
         # What one photo would not repay is repaid by a folder.
-        engine = AutoEngine(patience=math.inf)
+        engine = AutoEngine(min_seconds=0.0)
         pda = EfficientPDA(self.classifier.model, self.prior, self.classifier.output, engine=engine)
         regions = self.regions(image)
         middle = regions[len(regions) // 2]
         if isinstance(middle, WindowGrid):
-            some = np.linspace(0, len(middle) - 1, WORTH_A_PROBE).astype(int).tolist()
+            some = np.linspace(0, len(middle) - 1, FEWEST_COPIES).astype(int).tolist()
             pda.evidence(image, windows=middle.pick(some))
         else:
             pda.evidence(image, superpixels=middle.size[0])

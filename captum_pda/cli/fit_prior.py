@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from captum_pda.cli.folders import check_free
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.options import add_model_name, add_overwrite, positive
-from captum_pda.cli.photos import find_photos, read_photo
+from captum_pda.cli.options import add_image_options, add_model_name, add_overwrite, positive
+from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.files import counted
 from captum_pda.priors import GaussianPatchPrior
@@ -61,6 +61,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="use the first N photos only (in order of name)"
     )
+    add_image_options(parser)
     add_model_name(parser)
     return parser
 
@@ -70,12 +71,16 @@ def run(options: argparse.Namespace) -> int:
     check_output(options.output, options.overwrite)
     paths = find_photos(options.folder)[: options.limit]
     check_free([options.output], paths, options.overwrite)
-    preprocess = choose_model(options.model).preprocessing
+    intensity, preprocess = (
+        intensity_option(options.intensity),
+        choose_model(options.model).preprocessing,
+    )
     prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
     unreadable = 0
     for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):
         try:
-            prior.partial_fit(preprocess(read_photo(path)[0]))
+            photo = read_photo(path, intensity, options.frame)
+            prior.partial_fit(preprocess(photo.image, photo.affine))
         except CommandError as error:
             unreadable += 1
             tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)

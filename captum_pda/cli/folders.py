@@ -18,14 +18,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from captum_pda._version import __version__
-from captum_pda.cli.photos import find_photos
+from captum_pda.cli.photos import find_photos, is_own_nifti
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.explain_dataset import DatasetSummary
 from captum_pda.datasets.result_folder import MARK, SETTINGS_FILE, json_text, settings_in
 from captum_pda.files import write_whole
 from captum_pda.report.index import index_page
 
-RAW_FORMATS = ("npz", "safetensors", "none")
+RAW_FORMATS = ("npz", "safetensors", "nifti", "none")
+NIFTI_ENDING = ".nii.gz"
 SUMMARY_FILE = "summary.json"
 INDEX_FILE = "index.html"
 #: Pictures have the mark in a text chunk (PNG) or a comment (JPEG), pages in their first lines.
@@ -63,23 +64,28 @@ class Place:
         picture: a picture of its maps.
         numbers: the maps for programs.
         page: a page that answers to pointer and keys.
+        volume: the maps as NIfTI.
     """
 
     photo: Path
     picture: Path | None
     numbers: Path | None
     page: Path | None
+    volume: Path | None = None
 
     @staticmethod
     def beside(photo: Path, picture: Path, raw: str, html: bool) -> Place:
         """Numbers of the format ``raw`` and a page next to a picture, under its name."""
-        numbers = None if raw == "none" else picture.with_suffix(f".{raw}")
-        return Place(photo, picture, numbers, picture.with_suffix(".html") if html else None)
+        ending = {"none": None, "nifti": ".npz"}.get(raw, f".{raw}")
+        numbers = picture.with_suffix(ending) if ending else None
+        volume = picture.with_suffix(NIFTI_ENDING) if raw == "nifti" else None
+        page = picture.with_suffix(".html") if html else None
+        return Place(photo, picture, numbers, page, volume)
 
     @property
     def files(self) -> list[Path]:
         """All files that are written for the photo."""
-        return [file for file in (self.picture, self.numbers, self.page) if file]
+        return [file for file in (self.picture, self.volume, self.numbers, self.page) if file]
 
 
 @dataclass(frozen=True)
@@ -246,6 +252,8 @@ def is_own(path: Path) -> bool:
     if path.suffix.lower() in PAGES:
         with path.open("rb") as file:
             return f'content="{MARK}'.encode() in file.read(PAGE_START)
+    if path.name.lower().endswith(NIFTI_ENDING):
+        return is_own_nifti(path)
     return settings_in(path) is not None
 
 

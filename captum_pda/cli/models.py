@@ -23,12 +23,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from captum_pda.cli.classifier import (
-    BLANK,
     IMAGENET_CLASSES,
     Classifier,
     ModelChoice,
     Preprocessing,
     default_labels,
+    input_channels,
     read_labels,
 )
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
@@ -52,7 +52,7 @@ NESTED = ("state_dict", "model_state_dict", "model_state", "model")
 #: What wrappers put before every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
-Loaded = tuple[nn.Module, str, tuple[str, ...]]
+Loaded = tuple[nn.Module, str, tuple[str, ...] | None]
 
 
 def choose_model(name: str, weights: Path | None = None, labels: Path | None = None) -> ModelChoice:
@@ -323,10 +323,12 @@ def _own(name: str) -> ModelChoice:
         raise UsageError(
             f"--model {name} returned {_kinds(made)} where it should return {WHAT_IT_RETURNS}"
         )
-    preprocessing = Preprocessing.of(transform or _usual_transform())
+    preprocessing = replace(
+        Preprocessing.of(transform or _usual_transform(), takes_values=transform is not None),
+        channels=input_channels(model),
+    )
     names = None if labels is None else tuple(str(label) for label in labels)
-    load = partial(_own_load, name, model, preprocessing)
-    return ModelChoice(name, preprocessing, names, load, kind)
+    return ModelChoice(name, preprocessing, names, lambda: (model, name, None), kind)
 
 
 @contextmanager
@@ -367,19 +369,6 @@ def _call_own(name: str, function: Callable[[], Any]) -> Any:
             f"--model {name} failed ({type(error).__name__}: {one_line(error)}); it is called "
             "without arguments"
         ) from error
-
-
-def _own_load(name: str, model: nn.Module, preprocessing: Preprocessing) -> Loaded:
-    """The model, with as many labels as it has outputs for a photo."""
-    first = next(model.parameters(), None)
-    image = preprocessing(BLANK).to(None if first is None else first.device)
-    with torch.no_grad():
-        outputs = model.eval()(image)
-    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
-        raise CommandError(
-            f"--model {name} must return a tensor (N, classes) for inputs (N, C, H, W)"
-        )
-    return model, name, default_labels(outputs.shape[1])
 
 
 def _is_transform(transform: object) -> bool:

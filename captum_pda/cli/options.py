@@ -25,6 +25,13 @@ def positive(given: str) -> int:
     return number
 
 
+def natural(given: str) -> int:
+    """A whole number of at least 0."""
+    if not given.isdecimal():
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 0")
+    return int(given)
+
+
 def bits(given: str) -> float:
     """A number of at least 0."""
     try:
@@ -62,6 +69,27 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="DEVICE",
         help="cpu, cuda, cuda:1, mps ... (default: a GPU if there is one)",
+    )
+
+
+def add_image_options(parser: argparse.ArgumentParser) -> None:
+    """How to read images that are not photos of 8 bits."""
+    images = parser.add_argument_group(
+        "images of more than 8 bits (16-bit PNG and TIFF, DICOM, NIfTI)",
+        "Your own transform gets their values unchanged; models of libraries need --intensity.",
+    )
+    images.add_argument(
+        "--intensity",
+        nargs="+",
+        metavar="VALUE",
+        help="the values of black and white, such as 0 4095 or -1000 400; 'file': the window in a "
+        "DICOM file; 'full': all that the file's bits can hold",
+    )
+    images.add_argument(
+        "--frame",
+        type=natural,
+        metavar="N",
+        help="which frame of a DICOM file or page of a TIFF file, from 0 (default: all)",
     )
 
 

@@ -1,18 +1,28 @@
-"""Load a photo of any kind as plain RGB, and find photos in a folder."""
+"""Read an image file without changing its values, and find such files in a folder.
+
+Photos have 8 bits for each colour. X-rays, scans and microscopy have more: 16-bit PNG and TIFF,
+DICOM and NIfTI. Their values are handed on as they are, and only ``--intensity`` maps them to black
+and white. What cannot be read faithfully is refused.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import warnings
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from captum_pda.cli.usage_errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
+
+Array = npt.NDArray[Any]
 
 #: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
 #: file is run by Ghostscript.
@@ -28,28 +38,84 @@ FORMATS = (
     "TIFF",
     "WEBP",
 )
-#: A photo of more pixels is read at a smaller size where its format can, and refused otherwise: a
+DICOM_ENDINGS, NIFTI_ENDINGS = (".dcm", ".dicom"), (".nii", ".nii.gz")
+MEDICAL_EXTRA = '"captum_pda[medical]"'
+#: What a NIfTI file of ours says of itself.
+NIFTI_NOTE = b"captum_pda evidence"
+#: Modes of Pillow with 8 bits for each channel whose colours are known.
+PLAIN_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "YCbCr")
+#: An image of more pixels is read at a smaller size where its format can, and refused otherwise: a
 #: file of a few kilobytes can claim to be larger than the memory.
 MAX_PIXELS = 2**27
 #: A larger file is not read: MAX_PIXELS take less, even as plain numbers of 16 bits.
 MAX_BYTES = 2**30
+#: Frames whose positions differ by more than this from equal steps, in mm, have no affine.
+POSITION_TOLERANCE = 0.01
 
 
-def read_photo(path: Path) -> tuple[Image.Image, str]:
-    """A photo as RGB, the right way up, and a hash of the very bytes that it was read from.
+class Photo(NamedTuple):
+    """An image file as it was read.
 
-    Grey, palette, CMYK and 16-bit photos are converted, transparent ones laid on white, those
-    with an EXIF orientation turned; of an animation, the first frame counts.
+    Args:
+        image: a Pillow image of mode RGB or L (8 bits) or F (values of any other kind, unchanged);
+            or a volume as an array of float32.
+        sha256: of the bytes that it was read from.
+        affine: from indices of the array to mm (right, anterior, superior), where it is known.
+    """
+
+    image: Image.Image | Array
+    sha256: str
+    affine: Array | None = None
+
+
+class _Values(NamedTuple):
+    """Values that are not those of an 8-bit photo, in the file's unit.
+
+    Args:
+        array: (rows, columns), or a volume.
+        full: the lowest and highest value that the file could hold, where that is known.
+        voi: applies the file's own window; None where it has none. Returns 0 (black) to 1.
+        is_inverted: whether low values are bright.
+        affine: as for ``Photo``.
+    """
+
+    array: Array
+    full: tuple[float, float] | None = None
+    voi: Callable[[], Array] | None = None
+    is_inverted: bool = False
+    affine: Array | None = None
+
+
+def read_photo(
+    path: Path, intensity: tuple[float, float] | str | None = None, frame: int | None = None
+) -> Photo:
+    """Read an image file; its values are unchanged.
+
+    Transparent photos are laid on white, those with an EXIF orientation turned; of an animation,
+    the first frame counts. Where low values are bright (MONOCHROME1 of DICOM), they are mirrored.
+
+    Args:
+        path: the file.
+        intensity: maps values of more than 8 bits to 0 (black) to 255 (white): the values for black
+            and white, "file" for the file's own window, "full" for all that the file can hold.
+        frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
     """
     content = _bytes_of(path)
+    sha256 = hashlib.sha256(content).hexdigest()
     try:
         with warnings.catch_warnings():
-            # The size is checked below; other warnings are about metadata that is not used.
+            # Sizes are checked below; other warnings are about metadata that is not used.
             warnings.simplefilter("ignore")
-            with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
-                _check_size(path, image)
-                rgb = to_rgb(ImageOps.exif_transpose(image))
-        return rgb, hashlib.sha256(content).hexdigest()
+            found: Image.Image | _Values
+            if content[128:132] == b"DICM" or path.suffix.lower() in DICOM_ENDINGS:
+                found = _read_dicom(path, content, frame, intensity is None)
+            elif path.name.lower().endswith(NIFTI_ENDINGS):
+                found = _read_nifti(path, content)
+            else:
+                found = _read_picture(path, content, frame, intensity)
+            if isinstance(found, Image.Image):
+                return Photo(found, sha256)
+            values = _unchanged(path, found) if intensity is None else _gray(path, found, intensity)
     except (CommandError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -60,6 +126,9 @@ def read_photo(path: Path) -> tuple[Image.Image, str]:
         raise CommandError(
             f"{path} cannot be read ({one_line(error)}); it may be damaged: open and save it anew"
         ) from error
+    if values.ndim > 2:
+        return Photo(values.astype(np.float32), sha256, found.affine)
+    return Photo(Image.fromarray(values), sha256, found.affine)
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -88,56 +157,93 @@ def _formats() -> list[str]:
 
 
 def find_photos(folder: Path) -> list[Path]:
-    """All files in a folder and its subfolders whose name ends as a photo's does, in order."""
+    """All image files in a folder and its subfolders, by their endings, in order; and files without
+    an ending that are DICOM."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
     readable = {
         ending for ending, kind in Image.registered_extensions().items() if kind in _formats()
     }
+    readable |= {*DICOM_ENDINGS, ".nii"}
     found = sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in readable and path.is_file() and not path.name.startswith(".")
+        if not path.name.startswith(".") and path.is_file() and _is_image_file(path, readable)
     )
     if not found:
         raise CommandError(f"there are no photos in {folder}; it needs JPEG, PNG or similar files")
     return found
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB of 8 bits."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(np.asarray(image), image.mode)).convert("RGB")
-    if image.has_transparency_data:
-        transparent = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, transparent).convert("RGB")
-    return image.convert("RGB")
+def _is_image_file(path: Path, readable: set[str]) -> bool:
+    if path.suffix:
+        return path.suffix.lower() in readable or path.name.lower().endswith(NIFTI_ENDINGS)
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
 
 
-def _eight_bits(values: npt.NDArray[Any], mode: str) -> npt.NDArray[np.uint8]:
-    """Grey values of 16 bits or more, from black to white in 0 to 255."""
-    values = np.nan_to_num(values.astype(np.float64))
-    low, high = values.min(), values.max()
-    if mode != "F" and low >= 0 and high <= 65535:
-        # Integers say what is white: 255, or 65535.
-        low, high = 0, 255 if mode == "I" and high <= 255 else 65535
-    elif low >= 0 and high <= 1:
-        low, high = 0, 1
-    scaled: npt.NDArray[np.float64] = (values - low) / max(high - low, 1e-300)
-    return np.round(scaled * 255).astype(np.uint8)
+# Pillow's formats
 
 
-def _check_size(path: Path, image: Image.Image) -> None:
+def _read_picture(
+    path: Path, content: bytes, frame: int | None, intensity: tuple[float, float] | str | None
+) -> Image.Image | _Values:
+    with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
+        pages = getattr(image, "n_frames", 1)
+        if pages > 1 and image.format == "TIFF" and frame is None:
+            raise CommandError(f"{path} has {pages} pages; choose one with --frame N, from 0")
+        if frame is not None:
+            _check_frame(path, frame, pages)
+            image.seek(frame)
+        _check_pixels(path, image)
+        tags: Any = getattr(image, "tag_v2", {})
+        is_deep = max(tags.get(258, (8,))) > 8
+        if image.format == "PNG":
+            is_deep = content[24] > 8
+        upright = ImageOps.exif_transpose(image)
+    if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
+        is_16_bits = upright.mode.startswith("I;16") or (image.format == "PNG" and is_deep)
+        full = (0.0, 65535.0) if is_16_bits else None
+        # The TIFF tag 262 is 0 where 0 is white.
+        return _Values(np.asarray(upright), full, is_inverted=tags.get(262) == 0)
+    if upright.mode not in PLAIN_MODES:
+        raise CommandError(
+            f"{path} has colours of mode {upright.mode}, which depend on a profile; convert it to "
+            "RGB"
+        )
+    if is_deep and intensity != "full":
+        raise CommandError(
+            f"{path} has 16 bits for each colour, and only 8 of them are read; save it with 8 "
+            "bits, or add --intensity full"
+        )
+    if upright.has_transparency_data:
+        white = Image.new("RGBA", upright.size, "white")
+        return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
+    return upright.convert("L" if upright.mode in ("1", "L") else "RGB")
+
+
+def _check_pixels(path: Path, image: Image.Image) -> None:
     width, height = image.size
     if width * height > MAX_PIXELS:
         # A JPEG can be decoded at an eighth of its size.
         image.draft(None, (width // 8, height // 8))
     if image.width * image.height > MAX_PIXELS:
-        raise CommandError(
-            f"{path} has {width} x {height} pixels, and more than {MAX_PIXELS // 10**6} million "
-            "are not read; scale it down first"
-        )
+        raise _too_large(path, width, height)
+
+
+def _too_large(path: Path, *shape: int) -> CommandError:
+    return CommandError(
+        f"{path} has {' x '.join(map(str, shape))} pixels, and more than {MAX_PIXELS // 10**6} "
+        "million are not read; scale it down first"
+    )
+
+
+def _check_frame(path: Path, frame: int, count: int) -> None:
+    if frame >= count:
+        raise CommandError(f"{path} has {count} frames, so --frame must be from 0 to {count - 1}")
 
 
 class _unlimited_size:  # noqa: N801 - reads as the with-statement it is made for
@@ -148,3 +254,234 @@ class _unlimited_size:  # noqa: N801 - reads as the with-statement it is made fo
 
     def __exit__(self, *_: object) -> None:
         Image.MAX_IMAGE_PIXELS = self.limit
+
+
+# Values of other kinds
+
+
+def _unchanged(path: Path, values: _Values) -> Array:
+    """The file's values as float32, bright where they are high."""
+    array = values.array.astype(np.float32)
+    if np.issubdtype(values.array.dtype, np.integer) and np.abs(array).max(initial=0) > 2**24:
+        raise CommandError(
+            f"{path} has whole numbers beyond 2^24, which float32 rounds; rescale them first, or "
+            "map them to black and white with --intensity LOW HIGH"
+        )
+    if not values.is_inverted:
+        return array
+    if values.full is None:
+        raise CommandError(
+            f"{path} has bright low values, and its range is not known; add --intensity LOW HIGH"
+        )
+    return np.float32(sum(values.full)) - array
+
+
+def _gray(
+    path: Path, values: _Values, intensity: tuple[float, float] | str
+) -> npt.NDArray[np.uint8]:
+    """The values from black to white in 0 to 255."""
+    if intensity == "file":
+        if values.voi is None:
+            raise CommandError(f"{path} has no window of its own; use --intensity LOW HIGH")
+        shares = values.voi()
+    else:
+        limits = values.full if intensity == "full" else intensity
+        if limits is None or isinstance(limits, str):
+            raise CommandError(f"the range of {path} is not known; use --intensity LOW HIGH")
+        low, high = limits
+        shares = (values.array.astype(np.float64) - low) / (high - low)
+    shares = np.nan_to_num(shares.clip(0, 1))
+    shown: npt.NDArray[np.uint8] = np.round(
+        255 * (1 - shares if values.is_inverted else shares)
+    ).astype(np.uint8)
+    return shown
+
+
+def intensity_option(given: list[str] | None) -> tuple[float, float] | str | None:
+    """The values of ``--intensity``: "file", "full", or two numbers."""
+    if given is None or given in (["file"], ["full"]):
+        return given[0] if given else None
+    try:
+        low, high = (float(one) for one in given)
+    except ValueError:
+        low = high = 0.0
+    if not -np.inf < low < high < np.inf:
+        raise UsageError(
+            f"--intensity {' '.join(given)} must be the value of black and a higher one of white, "
+            "or 'file', or 'full'"
+        )
+    return low, high
+
+
+# DICOM
+
+
+def _read_dicom(
+    path: Path, content: bytes, frame: int | None, keep_bytes: bool
+) -> Image.Image | _Values:
+    """A DICOM image in the unit of its rescale slope; frames are the first axis of a volume."""
+    pydicom = optional_module("pydicom", MEDICAL_EXTRA)
+    pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
+    file = pydicom.dcmread(io.BytesIO(content), force=True)
+    if "PixelData" not in file:
+        raise CommandError(
+            f"{path} is a DICOM file without an image of whole numbers; export the image itself"
+        )
+    kind, count = str(file.PhotometricInterpretation), int(file.get("NumberOfFrames") or 1)
+    is_colour = kind == "RGB" or kind.startswith("YBR")
+    if not is_colour and kind not in ("MONOCHROME1", "MONOCHROME2"):
+        raise CommandError(f"{path} has the colours {kind}; convert it to RGB or MONOCHROME2")
+    if frame is not None:
+        _check_frame(path, frame, count)
+    if is_colour and (file.BitsAllocated != 8 or (count > 1 and frame is None)):
+        raise CommandError(
+            f"{path} has {count} colour frames of {file.BitsAllocated} bits; choose one with "
+            "--frame N, of 8 bits"
+        )
+    if file.Rows * file.Columns * (count if frame is None else 1) > MAX_PIXELS:
+        raise _too_large(path, *([count] if frame is None else []), file.Rows, file.Columns)
+    try:
+        stored = pixels.pixel_array(file, index=frame if count > 1 else None)
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        raise CommandError(
+            f"the image in {path} cannot be decoded ({one_line(error)[:300]}); pip install "
+            '"pylibjpeg[all]", or decompress it first with gdcmconv --raw'
+        ) from error
+    if is_colour:
+        return Image.fromarray(stored)
+    frames = range(count) if frame is None else [frame]
+    lines = [_rescale(file, one) for one in frames]
+    limits = _stored_limits(file)
+    if keep_bytes and stored.dtype == np.uint8 and stored.ndim == 2 and lines == [(1.0, 0.0)]:
+        return Image.fromarray(255 - stored if kind == "MONOCHROME1" else stored)
+    if "ModalityLUTSequence" in file:
+        array, full = pixels.apply_modality_lut(stored, file), None
+    else:
+        slopes, intercepts = np.array(lines).T
+        shape = (-1, 1, 1) if stored.ndim > 2 else ()
+        array = stored.astype(np.float64)
+        array = array * slopes.reshape(shape) + intercepts.reshape(shape)
+        ends = np.array(lines) @ np.array([limits, (1, 1)])
+        full = float(ends.min()), float(ends.max())
+    group = _group(file, "FrameVOILUTSequence", frames[0])
+    has_window = "WindowCenter" in group or "VOILUTSequence" in file
+    voi = (lambda: _dicom_window(file, group, array)) if has_window else None
+    return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(file, list(frames)))
+
+
+def _stored_limits(file: Any) -> tuple[int, int]:
+    bits = int(file.BitsStored)
+    return (
+        (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.PixelRepresentation else (0, 2**bits - 1)
+    )
+
+
+def _dicom_window(file: Any, group: Any, array: Array) -> Array:
+    """The file's first table or window, applied to values; from 0 to 1."""
+    pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
+    if "VOILUTSequence" in file:
+        table = file.VOILUTSequence[0].LUTDescriptor
+        shown = pixels.apply_voi(array.astype(np.int64), file)
+        return np.asarray(shown / (2.0 ** table[2] - 1))
+    centre, width = (
+        float(one[0] if hasattr(one, "__len__") and not isinstance(one, str) else one)
+        for one in (group.WindowCenter, group.WindowWidth)
+    )
+    kind = str(group.get("VOILUTFunction") or "LINEAR")
+    if kind == "SIGMOID":
+        return np.asarray(1 / (1 + np.exp(-4 * (array - centre) / width)))
+    if kind == "LINEAR":  # DICOM PS3.3, C.11.2.1.2.1
+        return np.asarray((array - (centre - 0.5)) / max(width - 1, 1e-9) + 0.5)
+    return np.asarray((array - centre) / width + 0.5)
+
+
+def _rescale(file: Any, frame: int | None) -> tuple[float, float]:
+    """Slope and intercept of a frame."""
+    group = _group(file, "PixelValueTransformationSequence", frame)
+    return float(group.get("RescaleSlope", 1)), float(group.get("RescaleIntercept", 0))
+
+
+def _group(file: Any, name: str, frame: int | None) -> Any:
+    """What a DICOM file says of a frame: for each, for all, or in the file itself."""
+    for groups, number in (("PerFrame", frame or 0), ("Shared", 0)):
+        several = file.get(f"{groups}FunctionalGroupsSequence")
+        if several and number < len(several) and several[number].get(name):
+            return several[number][name][0]
+    return file
+
+
+def _dicom_affine(file: Any, frames: list[int | None]) -> Array | None:
+    """From (frame, row, column), or (row, column, 0) of one frame, to mm; None where unknown."""
+    starts = [
+        _group(file, "PlanePositionSequence", one).get("ImagePositionPatient") for one in frames
+    ]
+    turn = _group(file, "PlaneOrientationSequence", frames[0]).get("ImageOrientationPatient")
+    measures = _group(file, "PixelMeasuresSequence", frames[0])
+    spacing = measures.get("PixelSpacing")
+    if turn is None or spacing is None or any(one is None for one in starts):
+        return None
+    along_row, along_column = np.array(turn, dtype=float).reshape(2, 3)
+    rows, columns = along_column * float(spacing[0]), along_row * float(spacing[1])
+    places = np.array(starts, dtype=float)
+    affine = np.eye(4)
+    if len(frames) == 1:
+        through = np.cross(along_row, along_column) * float(measures.get("SliceThickness") or 1)
+        affine[:3] = np.stack([rows, columns, through, places[0]], axis=1)
+    else:
+        step = (places[-1] - places[0]) / (len(places) - 1)
+        even = places[0] + np.arange(len(places))[:, None] * step
+        if np.abs(places - even).max() > POSITION_TOLERANCE or not step.any():
+            return None
+        affine[:3] = np.stack([step, rows, columns, places[0]], axis=1)
+    # DICOM's axes point left and posterior.
+    return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
+
+
+# NIfTI
+
+
+def _read_nifti(path: Path, content: bytes) -> _Values:
+    """A volume in the file's order of axes, with its affine."""
+    nibabel = optional_module("nibabel", MEDICAL_EXTRA)
+    if content[:2] == b"\x1f\x8b":
+        limit = 8 * MAX_PIXELS + 2**20
+        with gzip.open(io.BytesIO(content)) as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise CommandError(
+                f"{path} unpacks to more than {limit // 10**6} MB; scale it down first"
+            )
+    is_second = 540 in (int.from_bytes(content[:4], order) for order in ("little", "big"))
+    scan = (nibabel.Nifti2Image if is_second else nibabel.Nifti1Image).from_bytes(content)
+    shape = scan.shape
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) > 3 or scan.get_data_dtype().kind not in "iuf":
+        raise CommandError(
+            f"{path} has shape {scan.shape} of {scan.get_data_dtype()}, and only single volumes of "
+            "plain numbers are read; save one with nibabel.four_to_three(scan)[0]"
+        )
+    if np.prod(shape, dtype=float) > MAX_PIXELS:
+        raise _too_large(path, *shape)
+    array = np.asanyarray(scan.dataobj).reshape(shape)
+    low, high = (float(scan.header[name]) for name in ("cal_min", "cal_max"))
+    voi = (lambda: (array - low) / (high - low)) if high > low else None
+    return _Values(array, None, voi, affine=scan.affine)
+
+
+def nifti_file(maps: Array, affine: Array) -> bytes:
+    """Maps (answers, *space) as a compressed NIfTI file; of one answer, without an axis for it."""
+    nibabel = optional_module("nibabel", MEDICAL_EXTRA)
+    values = np.moveaxis(maps if maps.ndim == 4 else maps[..., None], 0, -1)
+    scan = nibabel.Nifti1Image(values[..., 0] if len(maps) == 1 else values, affine)
+    scan.header["descrip"] = NIFTI_NOTE
+    return gzip.compress(scan.to_bytes(), mtime=0)
+
+
+def is_own_nifti(path: Path) -> bool:
+    """Whether a file was written from ``nifti_file``, as its header says."""
+    try:
+        with gzip.open(path) as file:
+            return file.read(228)[148:].startswith(NIFTI_NOTE)
+    except (OSError, EOFError, zlib.error):
+        return False

@@ -22,6 +22,7 @@ from torch import Tensor
 from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
+from captum_pda.cli.photos import nifti_file
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.result_folder import (
     SETTINGS,
@@ -104,11 +105,16 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         place = self.plan.places[number]
-        if place.picture is not None:
+        is_flat = explanation.image.dim() == 4
+        if place.picture is not None and is_flat:
             figure = draw_picture(explanation, self.classifier)
             write_figure(place.picture, figure, self.overwrite)
         settings = {**self.settings, **self.notes, **record.settings}
-        if place.page is not None and explanation.evidence is not None:
+        if place.volume is not None:
+            maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
+            content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
+            write_result(place.volume, content, self.overwrite)
+        if place.page is not None and explanation.evidence is not None and is_flat:
             page = photo_page(place.photo, explanation, self.classifier, settings)
             write_result(place.page, page, self.overwrite)
         if place.numbers is not None:
@@ -129,7 +135,7 @@ class PhotoWriter:
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
     one scale."""
-    mean, std = classifier.preprocessing.mean, classifier.preprocessing.std
+    mean, std = classifier.preprocessing.colours(explanation.image)
     titles = []
     for answer in explanation.answers:
         shares = [float(explanation.predictions[number]) for number in answer.classes]
@@ -227,7 +233,7 @@ def photo_page(
         raise ValueError("a page needs the evidence of windows, which this method does not give")
     answers = [answer.classes for answer in explanation.answers]
     pair = next((classes for classes in answers if len(classes) == 2), None)
-    colours = classifier.preprocessing.mean, classifier.preprocessing.std
+    colours = classifier.preprocessing.colours(explanation.image)
     truth = true_class(photo, classifier.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
@@ -279,12 +285,15 @@ def _says(region: StrongRegion) -> float:
 
 
 def place(region: StrongRegion) -> str:
-    """Where a region lies: the ninth of the image with its middle, and its rows and columns."""
-    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
-    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
-    rows, columns = (
+    """Where a region lies: the ninth of a photo with its middle, and its rows and columns; in a
+    volume, its box."""
+    spans = [
         f"{start}-{start + width - 1}"
         for start, width in zip(region.corner, region.shape, strict=True)
-    )
+    ]
+    if len(spans) != 2:
+        return f"voxels {', '.join(spans)}"
+    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
+    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
     ninth = "centre" if thirds == [1, 1] else f"{ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
-    return f"{ninth}, rows {rows}, columns {columns}"
+    return f"{ninth}, rows {spans[0]}, columns {spans[1]}"

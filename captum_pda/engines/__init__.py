@@ -1,13 +1,16 @@
 """Engines run a model on an example with each window replaced."""
 
-from captum_pda.engines.batch_loop import BatchLoop
-from captum_pda.engines.batch_size import BatchSize
+from captum_pda.engines.auto import ENGINES, engine_for, engine_settings
+from captum_pda.engines.batches import BatchLoop, BatchSize
 from captum_pda.engines.dense import DenseEngine
-from captum_pda.engines.engine_protocol import Engine, PreparedEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
-from captum_pda.engines.incremental.no_rule import IncrementalError
-from captum_pda.engines.report import Audit, EngineReport
-from captum_pda.engines.select import ENGINES, engine_for, engine_settings
+from captum_pda.engines.protocol import (
+    Audit,
+    Engine,
+    EngineReport,
+    IncrementalError,
+    PreparedEngine,
+)
 
 __all__ = [
     "ENGINES",

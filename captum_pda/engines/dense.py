@@ -7,10 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
-from captum_pda.engines.batch_size import BatchSize
-from captum_pda.engines.engine_protocol import Advance, Forward, Read
-from captum_pda.engines.report import EngineReport
+from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample
+from captum_pda.engines.protocol import Advance, EngineReport, Forward, Read
 from captum_pda.regions.protocol import Windows
 
 
@@ -38,10 +36,10 @@ class PreparedDense:
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
         self._forward = forward
         self._shape = example.shape[1:]
-        # Pixels first, channels last: a window's pixel is then one run of memory.
+        # Channels last: the values of a pixel lie side by side in memory.
         self._example = example.flatten(2).transpose(1, 2).contiguous()
         self._buffer = self._example[:0]
-        self._loop = BatchLoop(batch_size, example, before_retry=self._let_go)
+        self._loop = BatchLoop(batch_size, example, before_retry=self._free_buffer)
         self._n_samples = 1
 
     @property
@@ -57,7 +55,7 @@ class PreparedDense:
         return scores.reshape(self._n_samples, n_windows, -1)
 
     def _run_batch(self, pixels: Tensor, values: Tensor, read: Read, rows: Rows) -> Tensor:
-        # Rows follow each other here, so their numbers need not be sent to the device.
+        # Rows are consecutive here, so their numbers need not be sent to the device.
         picked = torch.arange(int(rows[0]), int(rows[-1]) + 1, device=values.device)
         copies = self._perturb(pixels[picked % len(pixels)], values[picked])
         return read(self._forward(copies))
@@ -76,6 +74,5 @@ class PreparedDense:
         images = copies.view(rows, *self._shape[1:], n_channels).movedim(-1, 1)
         return images if self._loop.channels_last else images.contiguous()
 
-    def _let_go(self) -> None:
-        # It is too large.
+    def _free_buffer(self) -> None:
         self._buffer = self._example[:0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -12,11 +14,16 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
 from captum_pda.evidence.self_test import SelfTest, self_test
+from captum_pda.evidence.words import description
+from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
 from captum_pda.regions.protocol import Regions
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from captum_pda.evidence.together import (
         Coalitions,
         DecidingPart,
@@ -196,13 +203,13 @@ def _average(maps: Sequence[Tensor], shares: Tensor, unfinished: bool) -> Tensor
     if len(maps) == 1:
         return maps[0]
     total = torch.zeros_like(maps[0])
-    counted = torch.zeros_like(maps[0])
+    weight = torch.zeros_like(maps[0])
     for values, share in zip(maps, shares, strict=True):
         known = values.isfinite() if unfinished else torch.ones_like(values, dtype=torch.bool)
         per_pixel = share.reshape(-1, *[1] * (values.dim() - 1)) * known
         total += per_pixel * values.where(known, 0)
-        counted += per_pixel
-    return total / counted
+        weight += per_pixel
+    return total / weight
 
 
 def combined(questions: Sequence[Sequence[Tensor]], unfinished: bool = False) -> Tensor:
@@ -277,11 +284,153 @@ class WindowEvidence:
         return {**self.__dict__, "ask": None}
 
     def __repr__(self) -> str:
-        parts = ", ".join(map(repr, self.parts))
         return (
-            f"WindowEvidence({len(self.scores)} examples, outputs {self.output_shape}, "
-            f"{self.output}, {self.measure.name}: {parts})"
+            f"WindowEvidence({counted(len(self), 'example')}, "
+            f"{counted(self.scores.shape[1], 'output')}, {counted(len(self.parts), 'part')}, "
+            f"{self.measure.name})"
         )
+
+    def __str__(self) -> str:
+        return description(self)
+
+    def _repr_html_(self) -> str:
+        from captum_pda.report import notebook_html
+
+        return notebook_html(self)
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return len(self.scores)
+
+    def __getitem__(self, examples: int | slice) -> WindowEvidence:
+        """The evidence of one example, or of a slice of them; nothing is asked again."""
+        if isinstance(examples, slice):
+            rows = range(len(self))[examples]
+            if rows.step < 0 or not rows:
+                raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
+            kept = slice(rows.start, rows.stop, rows.step)
+        else:
+            number = range(len(self))[examples]  # refuses what is out of range
+            kept = slice(number, number + 1)
+        return self._of_examples(kept)
+
+    def __iter__(self) -> Iterator[WindowEvidence]:
+        """The evidence of each example by itself."""
+        return (self[number] for number in range(len(self)))
+
+    def _of_examples(self, rows: slice) -> WindowEvidence:
+        # Parts with the same regions keep them in common.
+        regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}
+        parts = tuple(
+            replace(
+                part,
+                regions=regions[id(part.regions)],
+                reference=part.reference[rows],
+                scores=part.scores[rows],
+                drawn=part.drawn[rows],
+                errors=None if part.errors is None else part.errors[rows],
+            )
+            for part in self.parts
+        )
+        numbers, ask = range(len(self))[rows], self.ask
+        return replace(
+            self,
+            inputs=tuple(tensor[rows] for tensor in self.inputs),
+            scores=self.scores[rows],
+            parts=parts,
+            ask=None if ask is None else lambda example, copies: ask(numbers[example], copies),
+        )
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the evidence to a file of tensors and JSON (safetensors), inputs included.
+
+        The model is not saved, nor the prior, which is only named.
+
+        Args:
+            path: where to write, such as "evidence.safetensors".
+            overwrite: whether to replace evidence that is there; other files never are.
+
+        Example::
+
+            >>> evidence.save("husky.safetensors")
+            >>> WindowEvidence.load("husky.safetensors").attribution(husky)
+        """
+        from captum_pda.evidence.storage import save_evidence
+
+        save_evidence(self, path, overwrite)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", prior: Any = None
+    ) -> WindowEvidence:
+        """Read evidence that ``save`` wrote. Nothing in the file is run.
+
+        Maps, lists, pictures and reports are as before. Without a model there is no ``self_test``.
+
+        Args:
+            path: the file.
+            device: where to put the tensors.
+            prior: the prior that it was made with, if it was not the default, so that a report can
+                show what was put in the place of regions.
+        """
+        from captum_pda.evidence.storage import load_evidence
+
+        return load_evidence(path, device, prior)
+
+    def top(self, example: int | None = None) -> int:
+        """The most probable output of an example.
+
+        Raises:
+            ValueError: the outputs are not classes to choose from, such as those of segmentation.
+        """
+        if len(self.output_shape) > 1 or (self.output == "raw" and self.scores.shape[1] > 1):
+            raise ValueError(
+                f"target is missing: of outputs of shape {self.output_shape} per example, read as "
+                f"{self.output!r}, none is the top class; say which one to show"
+            )
+        return int(self.scores[self.checked_example(example)].argmax())
+
+    def show(
+        self, target: TargetType = None, name: str | None = None, **options: Any
+    ) -> tuple[Figure, list[Axes]]:
+        """Draw the explanation: the input with its strongest regions, the map, and its test.
+
+        Args:
+            target: the output to explain. Default: the most probable one, which the title names.
+            name: what the output is called.
+            options: as for ``captum_pda.visualization.visualize_explanation``, such as ``mean`` and
+                ``std`` to undo a normalisation, ``example``, ``rather_than`` and ``test``.
+
+        Example::
+
+            >>> PDA(model).evidence(image).show(mean=0.5, std=0.5)
+        """
+        from captum_pda.visualization import visualize_explanation
+
+        return visualize_explanation(self, target, name=name, **options)
+
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        target: int | None = None,
+        example: int | None = None,
+        **options: Any,
+    ) -> str | Path:
+        """The report as one HTML page that needs nothing but itself.
+
+        Args:
+            path: where to write it; None returns the page as a string.
+            target: the output shown at first. Default: the most probable one.
+            example: which one, where the evidence is of several.
+            options: as for ``captum_pda.report.write_report``: ``labels``, ``mean``, ``std``,
+                ``title``, ``truth``, ``test``.
+
+        Returns:
+            The page, or the path it was written to.
+        """
+        from captum_pda.report import evidence_html
+
+        return evidence_html(self, path, target, example, **options)
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
+from captum_pda.evidence import words
 from captum_pda.evidence.evidence import EvidencePart, Quantity, WindowEvidence
 from captum_pda.model.inputs import check_count
-from captum_pda.model.measures import Measure, signed
+from captum_pda.model.measures import Measure
 from captum_pda.regions.protocol import Regions, Windows
 
 Pixels = npt.NDArray[np.bool_]
@@ -81,18 +82,15 @@ class StrongRegion:
 
     def answers(self) -> list[str]:
         """Each question about the region with its answer, as every list shows them."""
-        unit = f" {self.measure.unit}" if self.measure.unit else ""
         found = []
-        if self.lost is not None and self.unseen is not None:
-            said = self.measure.in_words
-            change = f"{said(self.seen)} -> {said(self.unseen)}"
-            found.append(f"without it: {change} ({signed(-self.lost)}{unit})")
+        if self.lost is not None:
+            found.append(words.answer("full", self.lost, self.seen, self.unseen, self.measure))
         if self.alone is not None:
-            found.append(f"by itself: {signed(self.alone)}{unit} over nothing")
+            found.append(words.answer("empty", self.alone, None, None, self.measure))
         if not found:
-            found.append(f"{signed(self.value)}{unit} on the map")
+            found.append(f"{words.with_unit(self.value, self.measure)} on the map")
         if self.uncertain:
-            found.append("uncertain: other sizes disagree")
+            found.append(words.UNCERTAIN)
         return found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import PerturbationAttribution, readable_name
+from captum_pda._captum import PerturbationAttribution, method_repr, readable_name
 from captum_pda.distributed import Ranks
 from captum_pda.engines import (
     Engine,
@@ -27,6 +27,7 @@ from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, measure_for
 from captum_pda.model.outputs import OUTPUTS
 from captum_pda.priors import PatchPrior, prior_settings
+from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import (
@@ -117,6 +118,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
         return readable_name(cls.__name__)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

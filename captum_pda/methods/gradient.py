@@ -21,6 +21,7 @@ from captum_pda._captum import (
     captum_method,
     format_additional_forward_args,
     format_output,
+    method_repr,
     readable_name,
 )
 from captum_pda.errors import NonFiniteOutputError
@@ -31,6 +32,7 @@ from captum_pda.model.inputs import attribution_dtype, check_choice, check_input
 from captum_pda.model.measures import Measure, measure_for
 from captum_pda.model.outputs import OUTPUTS, Reader, Readout
 from captum_pda.priors import PatchPrior, prior_settings
+from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.regions.superpixels import Granularities
@@ -76,6 +78,9 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         self.prior = prior
         self.output = output
         self.measure = measure_for(output, measure)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
 
     @classmethod
     def get_name(cls) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from captum_pda._captum import LayerAttribution, TargetType, captum_method
+from captum_pda._captum import LayerAttribution, TargetType, captum_method, method_repr
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.methods.base import Pace, PerturbationPDA
@@ -91,7 +91,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         self._layer_report: EngineReport | None = None
 
     def __repr__(self) -> str:
-        return f"LayerPDA(layer={self.layer_name or self.layer!r}, prior={self.prior!r})"
+        return method_repr(self, self.prior, layer=self.layer_name or self.layer)
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
+from captum_pda._captum import (
+    TargetType,
+    TensorOrTupleOfTensorsGeneric,
+    captum_method,
+    method_repr,
+)
 from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
 from captum_pda.evidence.evidence import WindowEvidence
@@ -18,6 +23,7 @@ from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
 from captum_pda.priors import MapMeanPrior, PatchPrior
+from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.choice import Extents, RegionChoice
 from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import Granularities
@@ -82,6 +88,9 @@ class PDA(PerturbationPDA):
         #: The layer whose feature map was asked last; None if there was none.
         self.layer_name: str | None = None
         self._has_told = False
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR, layer=self.layer_name or self.layer or "last")
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

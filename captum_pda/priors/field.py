@@ -36,7 +36,7 @@ from captum_pda.distributed import Ranks
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
-from captum_pda.priors.protocol import Images, batches_of, opened_prior, save_prior
+from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
 from captum_pda.regions.protocol import Windows, row_major_steps
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class GaussianFieldPrior:
             raise ValueError("this GaussianFieldPrior has no fit to save; call fit(images) first")
         lengths = torch.from_numpy(np.array([self.correlation_length, self.smoothness]))
         tensors = {"lengths": lengths, "mean": self.mean, "colours": self.colour_covariance}
-        save_prior(path, tensors, {"kind": "GaussianFieldPrior"}, overwrite)
+        save_tensors(path, tensors, {"kind": "GaussianFieldPrior"}, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
@@ -223,7 +223,7 @@ class GaussianFieldPrior:
 
         ``device`` is accepted as for other priors; fills are computed on the example's device.
         """
-        with opened_prior(path, "cpu") as file:
+        with opened_tensors(path, "cpu") as file:
             if file.settings.get("kind") != "GaussianFieldPrior":
                 raise ValueError("it does not hold a GaussianFieldPrior")
             channels = (file.shapes.get("mean") or [0])[0]

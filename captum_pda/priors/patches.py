@@ -27,7 +27,7 @@ from captum_pda.priors.moments import (
     StationaryMoments,
     merged_over_ranks,
 )
-from captum_pda.priors.protocol import Images, batches_of, opened_prior, save_prior
+from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
 from captum_pda.regions.protocol import (
     Integers,
     PlacedWindows,
@@ -308,12 +308,12 @@ class GaussianPatchPrior:
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the fit to a safetensors file, which holds numbers and settings only."""
         moments = self._fitted()
-        save_prior(path, moments.tensors, {"kind": KIND, **self._options(moments)}, overwrite)
+        save_tensors(path, moments.tensors, {"kind": KIND, **self._options(moments)}, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
         """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads."""
-        with opened_prior(path, device) as file:
+        with opened_tensors(path, device) as file:
             kind = file.settings.pop("kind", None)
             if kind != KIND:
                 raise ValueError(f"it holds a {kind!r}; load it with the class of that name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -116,13 +116,15 @@ MOST_BYTES = 2**32
 MOST_HEADER_BYTES = 2**16
 #: Characters of an error message; a hostile file may have much to say.
 LONGEST_MESSAGE = 300
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def save_prior(
+def save_tensors(
     path: str | os.PathLike[str],
     tensors: Mapping[str, Tensor],
     settings: Mapping[str, Any],
     overwrite: bool,
+    file_format: str = FILE_FORMAT,
 ) -> None:
     """Write a file of tensors and settings, whole or not at all."""
     target = Path(path)
@@ -131,7 +133,7 @@ def save_prior(
     if os.path.lexists(target) and not overwrite:
         raise _already_there(target)
     header = {
-        "format": FILE_FORMAT,
+        "format": file_format,
         "version": str(FILE_VERSION),
         "settings": json.dumps(dict(settings)),
     }
@@ -146,20 +148,21 @@ def _already_there(target: Path) -> FileExistsError:
     return FileExistsError(f"{target} exists; choose another name, or pass overwrite=True")
 
 
-class StoredPrior:
-    """An opened file that ``save_prior`` wrote: its settings, and what it says of its tensors.
+class StoredTensors:
+    """An opened file that ``save_tensors`` wrote: its settings, and what it says of its tensors.
 
     Nothing of the tensors is read before their shapes were compared with what belongs there.
     """
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, file_format: str = FILE_FORMAT) -> None:
         self._file = file
         header = file.metadata() or {}
-        if header.get("format") != FILE_FORMAT:
-            raise ValueError(f"its header does not say {FILE_FORMAT!r}")
+        if header.get("format") != file_format:
+            raise ValueError(f"its header does not say {file_format!r}")
         if header.get("version") != str(FILE_VERSION):
             raise ValueError(
-                f"it has version {header.get('version')!r}, and this library reads {FILE_VERSION}"
+                f"it has version {header.get('version')!r}, and this library reads {FILE_VERSION}; "
+                "a newer captum_pda may read it"
             )
         settings = json.loads(header.get("settings", ""))
         if not isinstance(settings, dict):
@@ -170,40 +173,56 @@ class StoredPrior:
         self._dtypes = {name: s.get_dtype() for name, s in slices.items()}
 
     def read(self, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
-        """The tensors, which must have these shapes; refuses what is missing, extra, misshapen or
-        not finite."""
-        if set(self.shapes) != set(shapes):
-            raise ValueError(f"it holds {sorted(self.shapes)} where {sorted(shapes)} belong")
-        for name, shape in shapes.items():
-            if self.shapes[name] != list(shape):
-                raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
-            if self._dtypes[name] != "F64":
-                raise ValueError(f"{name} has dtype {self._dtypes[name]} where F64 belongs")
-        tensors = {name: self._file.get_tensor(name) for name in shapes}
+        """The tensors of doubles, which must have these shapes; refuses what is missing, extra,
+        misshapen or not finite."""
+        tensors = self.read_any(shapes, dict.fromkeys(shapes, ("F64",)))
         for name, tensor in tensors.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name} holds NaN or infinite values")
         return tensors
 
+    def read_any(
+        self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, Sequence[str]]
+    ) -> dict[str, Tensor]:
+        """The tensors, which must have these shapes, each in one of its dtypes."""
+        if missing := sorted(set(shapes) - set(self.shapes)):
+            raise ValueError(f"it lacks the tensors {missing}, which belong to it")
+        if extra := sorted(set(self.shapes) - set(shapes)):
+            raise ValueError(f"it holds the tensors {extra}, which do not belong to it")
+        for name, shape in shapes.items():
+            if self.shapes[name] != list(shape):
+                raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
+            if self._dtypes[name] not in dtypes[name]:
+                wanted = " or ".join(dtypes[name])
+                raise ValueError(f"{name} has dtype {self._dtypes[name]} where {wanted} belongs")
+        return {name: self._file.get_tensor(name) for name in shapes}
+
 
 @contextmanager
-def opened_prior(path: str | os.PathLike[str], device: torch.device | str) -> Iterator[StoredPrior]:
-    """Open a file that ``save_prior`` wrote; what is wrong with it is said in one line."""
+def opened_tensors(
+    path: str | os.PathLike[str],
+    device: torch.device | str,
+    file_format: str = FILE_FORMAT,
+    most_bytes: int = MOST_BYTES,
+    most_header_bytes: int = MOST_HEADER_BYTES,
+) -> Iterator[StoredTensors]:
+    """Open a file that ``save_tensors`` wrote; what is wrong with it is said in one line."""
+    noun = file_format.removeprefix("captum_pda ")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no prior at {path}")
+        raise FileNotFoundError(f"there is no {noun} at {path}")
     try:
         # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
-        if Path(path).stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes, and no prior needs so many")
+        if Path(path).stat().st_size > most_bytes:
+            raise ValueError(f"it has more than {most_bytes} bytes, the most that is read")
         with open(path, "rb") as start:
             header_bytes = int.from_bytes(start.read(8), "little")
-        if header_bytes > MOST_HEADER_BYTES:
+        if header_bytes > most_header_bytes:
             raise ValueError(
-                f"its header has {header_bytes} bytes, and no prior's has more than "
-                f"{MOST_HEADER_BYTES}"
+                f"its header has {header_bytes} bytes, and the most that is read are "
+                f"{most_header_bytes}"
             )
         with safe_open(path, framework="pt", device=str(device)) as file:
-            yield StoredPrior(file)
+            yield StoredTensors(file, file_format)
     except (
         SafetensorError,
         ValueError,
@@ -215,4 +234,5 @@ def opened_prior(path: str | os.PathLike[str], device: torch.device | str) -> It
         message = " ".join(str(e).split())
         if len(message) > LONGEST_MESSAGE:
             message = f"{message[:LONGEST_MESSAGE]} ..."
-        raise ValueError(f"{path} is not a prior that can be used: {message}") from e
+        article = "" if noun == "evidence" else "a "
+        raise ValueError(f"{path} is not {article}{noun} that can be used: {message}") from e

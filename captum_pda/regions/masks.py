@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from captum_pda.fingerprints import fingerprint
 from captum_pda.regions.protocol import Integers, PlacedWindows
@@ -42,6 +44,14 @@ class FeatureMaskRegions:
         self.numbers = numbers.reshape(mask.shape)
         self._last: tuple[int, tuple[PlacedWindows, ...], tuple[Integers, ...]] | None = None
 
+    @classmethod
+    def of_numbers(cls, numbers: Tensor, labels: tuple[int, ...]) -> Self:
+        """Regions as they were, with labels that perhaps no pixel of these examples has."""
+        regions = cls.__new__(cls)
+        regions.labels, regions.space = labels, tuple(numbers.shape[1:])
+        regions.numbers, regions._last = numbers, None
+        return regions
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} regions in {self.space})"
 
@@ -72,6 +82,14 @@ class FeatureMaskRegions:
         present = torch.zeros(len(self.numbers), len(self), dtype=torch.bool, device="cpu")
         present.scatter_(1, self.numbers.flatten(1), True)
         return ~present.expand(n_examples, -1)
+
+    def of_examples(self, rows: slice) -> Self:
+        """The regions of some of the examples, with the same numbers and labels."""
+        if len(self.numbers) == 1:
+            return self
+        other = copy(self)
+        other.numbers, other._last = self.numbers[rows], None
+        return other
 
     def pixels_of(self, example: int, number: int) -> npt.NDArray[np.bool_]:
         """Which pixels of an example belong to a region, (*space)."""

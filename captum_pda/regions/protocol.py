@@ -100,6 +100,10 @@ class Regions(Protocol):
         """How many regions hold each pixel, (1 or N, *space)."""
         ...
 
+    def of_examples(self, rows: slice) -> Self:
+        """The same regions, of some of the examples."""
+        ...
+
     def settings(self) -> dict[str, object]:
         """What describes the regions, as plain values."""
         ...

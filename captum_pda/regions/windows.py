@@ -84,6 +84,10 @@ class WindowGrid:
         """Every example has every window."""
         return torch.zeros(n_examples, len(self), dtype=torch.bool, device="cpu")
 
+    def of_examples(self, rows: slice) -> WindowGrid:
+        """The same windows: they do not depend on the example."""
+        return self
+
     @property
     def title(self) -> str:
         """What to call the windows."""

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from captum_pda.datasets.result_folder import versions
 from captum_pda.device_sync import in_double
+from captum_pda.evidence import words
 from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
+from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
     LEAST_SHARE,
     StrongRegion,
@@ -40,7 +42,6 @@ from captum_pda.report.pictures import (
     thumbnail,
 )
 from captum_pda.visualization.drawing import AGAINST, FOR
-from captum_pda.visualization.maps import CONTEXT_WORDS
 
 PAGE = Page(
     "Evidence",
@@ -177,6 +178,38 @@ def write_report(
         options = replace(options, example=example)
     write_whole(path, report_page(methods, photo, options, test=test))
     return path
+
+
+def evidence_html(
+    evidence: WindowEvidence,
+    path: str | os.PathLike[str] | None = None,
+    target: int | None = None,
+    example: int | None = None,
+    *,
+    labels: Sequence[str] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    title: str | None = None,
+    truth: int | None = None,
+    test: SelfTest | bool = True,
+) -> str | Path:
+    """The page of ``write_report`` as a string, or written to a path; see
+    ``WindowEvidence.to_html``."""
+    options = ReportOptions(targets=() if target is None else (target,), example=example)
+    if path is not None:
+        return write_report(
+            evidence,
+            path,
+            labels,
+            mean,
+            std,
+            title=title,
+            truth=truth,
+            options=options,
+            test=test,
+        )
+    photo = ReportedPhoto(title or "Evidence", labels, mean, std, truth)
+    return report_page({"": evidence}, photo, options, test=test).decode()
 
 
 def report_page(
@@ -326,7 +359,7 @@ def _method_header(
         "name": name,
         "groups": groups,
         "questions": {
-            f"{part.context} {part.depth}": _question_words(part) for part in evidence.parts
+            f"{part.context} {part.depth}": words.question(part) for part in evidence.parts
         },
         "listed": [found.listed(evidence, column) for column in columns],
         "pair": pair,
@@ -387,7 +420,7 @@ def _part_header(
     if part.errors is not None:
         errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores).abs()
         known["errors"] = _add_values(block, errors)
-    if part.depth != "input":
+    if part.depth != "input" or isinstance(evidence.prior, PriorOfFile):
         return known
     example = evidence.inputs[0][number].detach().cpu()
     if part.context == "empty":
@@ -490,13 +523,6 @@ def _on_photo(values: Any, space: tuple[int, ...]) -> Any:
     """Values of a feature map's places on the pixels of the photo."""
     nearest = [np.arange(size) * own // size for size, own in zip(space, values.shape, strict=True)]
     return values[np.ix_(*nearest)]
-
-
-def _question_words(part: EvidencePart) -> str:
-    words = f"{CONTEXT_WORDS[part.context]} region"
-    if part.context == "empty":
-        words = "each region by itself"
-    return words if part.depth == "input" else f"{words} of the features of {part.depth}"
 
 
 def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | None:

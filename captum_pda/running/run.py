@@ -16,7 +16,7 @@ from captum_pda import device_sync
 from captum_pda.distributed import Ranks
 from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited
-from captum_pda.engines.engine_protocol import Advance
+from captum_pda.engines.protocol import Advance
 from captum_pda.fingerprints import weights_checksum
 from captum_pda.model.inputs import watched_columns
 from captum_pda.model.measures import Measure

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import PreparedEngine
-from captum_pda.engines.engine_protocol import Advance, Read
+from captum_pda.engines.protocol import Advance, Read
 from captum_pda.model.measures import Measure, marginalise
 from captum_pda.regions.protocol import Windows
 

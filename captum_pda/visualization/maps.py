@@ -14,6 +14,7 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
+from captum_pda.evidence.words import CONTEXTS
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure
 from captum_pda.visualization.arrays import (
@@ -236,7 +237,6 @@ def _fill(figure: Figure, rows: int, columns: int, n: int) -> list[Axes]:
 
 
 PANEL = 2.6  # inches
-CONTEXT_WORDS = {"full": "without each", "empty": "each by itself"}
 
 
 def visualize_evidence_parts(
@@ -322,7 +322,7 @@ def part_words(part: EvidencePart) -> str:
     title = part.regions.title
     if part.depth != "input":
         title = f"features of {part.depth}"
-    return f"{title}\n{CONTEXT_WORDS[part.context]}"
+    return f"{title}\n{CONTEXTS[part.context].each}"
 
 
 def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:

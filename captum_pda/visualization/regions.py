@@ -149,7 +149,7 @@ def visualize_self_test(
 
 def visualize_explanation(
     evidence: WindowEvidence,
-    target: TargetType,
+    target: TargetType = None,
     rather_than: TargetType = None,
     name: str | None = None,
     mean: float | Sequence[float] | None = None,
@@ -164,13 +164,13 @@ def visualize_explanation(
 
     Args:
         evidence: of images with two spatial dimensions.
-        target: the output to ask about.
+        target: the output to ask about. Default: the most probable one.
         rather_than: another output, to draw what speaks for ``target`` rather than for that.
-        name: what the output is called.
+        name: what the output is called. Default: its number and its probability.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         n: how many regions of each kind to outline.
-        test: the map's own test; True makes it, with about 40 passes, and False leaves it out. A
-            map of one output rather than another has none.
+        test: the map's own test; True makes it, with about 40 passes, where the evidence has a
+            model to ask, and False leaves it out. A map of one output rather than another has none.
         example: which one, where the evidence is of several.
         scale: the value that is drawn fully red. Default: the largest absolute value.
         use_pyplot: whether the figure is made by pyplot, and shown.
@@ -188,13 +188,14 @@ def visualize_explanation(
             f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
             "spatial dimensions"
         )
+    target, name = _named(evidence, target, name, number)
     kinds = strongest_regions(evidence, target, n, rather_than, number)
     found = evidence.attribution(target)
     if rather_than is not None:
         found, test = evidence.contrast(target, rather_than), False
     values = evidence_map((found[0] if isinstance(found, tuple) else found)[number])
     shown = picture_of_map(evidence.inputs[0][number], values, mean, std)
-    if test is True:
+    if test is True and evidence.ask is not None:
         test = evidence.self_test(target, number)
     tested = test if isinstance(test, SelfTest) else None
     columns = 2 if tested is None else 3
@@ -212,7 +213,7 @@ def visualize_explanation(
     figure.subplots_adjust(0.02, below / height, 0.98, 1 - above / height, wspace=0.06)
     draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
-    finish(axes[0], name or "the input")
+    finish(axes[0], name)
     heat_map = draw_map(axes[1], values, scale or evidence_scale(values), shown)
     finish(axes[1], "red speaks for it, blue against it")
     bar = axes[1].inset_axes((0.1, -0.3 / side, 0.8, 0.12 / side))
@@ -227,6 +228,20 @@ def visualize_explanation(
     if use_pyplot:
         show()
     return figure, axes
+
+
+def _named(
+    evidence: WindowEvidence, target: TargetType, name: str | None, number: int
+) -> tuple[TargetType, str]:
+    """The output to draw, the most probable one where none was asked for, and its name."""
+    only_one = evidence.reading.summed or evidence.scores.shape[1] == 1
+    if target is not None or only_one:
+        return target, name or "the input"
+    top = evidence.top(number)
+    said = evidence.measure.in_words(
+        float(evidence.measure.prediction(evidence.scores[number, top]))
+    )
+    return top, name or f"most probable: output {top} ({said})"
 
 
 def regions_in_words(

@@ -74,6 +74,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timm, "create_model", create_untrained)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untrained")
 def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
     classifier = load_classifier(f"timm/{SMALL}")
@@ -94,6 +95,7 @@ def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
         assert file["bits"].shape == (1, 160, 160)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untrained")
 def test_own_weights_for_a_model_of_timm(tmp_path: Path) -> None:
     import timm
@@ -106,6 +108,7 @@ def test_own_weights_for_a_model_of_timm(tmp_path: Path) -> None:
     torch.testing.assert_close(classifier.model(image), model(image))
 
 
+@pytest.mark.slow
 def test_unknown_models_of_timm() -> None:
     pytest.importorskip("timm")
     with pytest.raises(UsageError, match=r"use timm/resnet\w+ or"):
@@ -114,6 +117,7 @@ def test_unknown_models_of_timm() -> None:
         choose_model("timm/resnet18.nonsense")
 
 
+@pytest.mark.slow
 def test_weights_of_timm_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
 
@@ -152,6 +156,7 @@ def saved(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -> None:
     import transformers
@@ -169,6 +174,7 @@ def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -
         assert file["first"].tolist() == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

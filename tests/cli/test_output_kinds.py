@@ -204,6 +204,7 @@ def test_raw_outputs_have_a_picture_a_page_and_a_contrast(method: str) -> None:
     assert Path("cat.png_evidence.html").exists() == bool(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [("multi_label_classification", "multilabel"), ("regression", "raw"), (None, None)],

@@ -242,8 +242,8 @@ class OwnEngine(DenseEngine):
         (lambda v: efficient(prior=ModulePrior(v)), "prior.sha256 was"),
         (lambda v: efficient(prior=ConstantPrior(v)), "prior.value was 0.5 and is now 1.0"),
         (
-            lambda v: efficient(engine=IncrementalEngine(max_box_fraction=v)),
-            "engine.max_box_fraction was 0.5 and is now 1.0",
+            lambda v: efficient(engine=IncrementalEngine() if v < 1 else DenseEngine()),
+            'engine.kind was "IncrementalEngine" and is now "DenseEngine"',
         ),
         (lambda v: efficient(engine=OwnEngine(int(2 * v))), "engine.sha256 was"),
         (
@@ -266,7 +266,7 @@ class OwnEngine(DenseEngine):
         "prior with slots",
         "prior that is a module",
         "constant",
-        "max box fraction",
+        "kind of engine",
         "own engine",
         "output",
         "inner method",

@@ -67,7 +67,7 @@ class SlowDensely(nn.Module):
 
 
 def engine_of(name: str) -> Any:
-    return AutoEngine(patience=float("inf")) if name == "auto" else name
+    return AutoEngine(min_seconds=0.0) if name == "auto" else name
 
 
 @pytest.mark.parametrize("engine", ["incremental", "auto"])
@@ -166,20 +166,6 @@ def test_samples_and_contexts_are_audited() -> None:
     torch.testing.assert_close(found.parts[0].scores, expected.parts[0].scores)
     with pytest.warns(UserWarning, match="run again densely"):
         explain(model, "incremental", context="empty")
-
-
-def test_an_approximation_that_was_asked_for_is_reported_and_kept() -> None:
-    torch.manual_seed(0)
-    layers = [layer for _ in range(3) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    approximate = IncrementalEngine(0.3)
-    found, report = explain(model, approximate)
-    exact, _ = explain(model, "dense")
-    assert report.engine == "incremental"
-    assert report.audit.approximate
-    assert report.audit.difference > 2e-3
-    assert not torch.equal(found, exact)
-    assert "(approximate, as asked)" in str(report)
 
 
 # Precision
@@ -293,11 +279,10 @@ def compared_corners(image: Tensor, call: dict[str, Any] = MANY) -> list[tuple[i
     return [tuple(places.amin(dim=0)[1:].tolist()) for places in changed]
 
 
-def test_a_hundredth_of_the_windows_is_compared_and_at_most_five() -> None:
-    assert len(compared_corners(make_example(0))) == 5
-    assert len(compared_corners(make_example(0), {**MANY, "strides": 2})) == 2
+def test_five_windows_of_each_example_are_compared() -> None:
     large = make_images(1, 3, 40, 60, seed=0).float()
-    assert len(compared_corners(large)) == 5
+    for example, strides in ((make_example(0), 1), (make_example(0), 3), (large, 2)):
+        assert len(compared_corners(example, {**MANY, "strides": strides})) == 5
 
 
 def test_other_windows_are_compared_in_each_example_and_the_same_ones_again() -> None:
@@ -433,8 +418,8 @@ def test_a_run_stopped_while_it_is_done_again_holds_dense_windows_only() -> None
     def forward(x: Tensor) -> Tensor:
         if type(x) is not Tensor:
             return model(x) * 2
-        passes[0] += len(x) > 2  # neither the first pass nor the audit
-        if passes[0] > 3:
+        passes[0] += len(x) == 4  # one in the audit, two to measure rounding
+        if passes[0] > 6:
             raise KeyboardInterrupt
         return model(x)
 

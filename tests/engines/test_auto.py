@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,13 +12,15 @@ import torch
 from conftest import make_images
 from torch import Tensor, nn
 
-import captum_pda.engines.auto as auto
-from captum_pda import PDA, DenseEngine, EfficientPDA, WindowGrid
-from captum_pda.engines import BatchSize, IncrementalError
+from captum_pda import DenseEngine, EfficientPDA, WindowGrid
+from captum_pda.engines import BatchSize, EngineReport, IncrementalError
 from captum_pda.engines.auto import AutoEngine, PreparedAuto
-from captum_pda.engines.dense import PreparedDense
 
 EXAMPLE = make_images(1, 3, 20, 24)
+#: 320, 221 and 30 windows.
+SMALL = WindowGrid((20, 24), (5, 5), (1, 1))
+LARGE = WindowGrid((20, 24), (8, 8), (1, 1))
+FEW = WindowGrid((20, 24), (5, 5), (3, 4))
 
 
 def small_network() -> nn.Sequential:
@@ -28,99 +31,22 @@ def small_network() -> nn.Sequential:
     return nn.Sequential(*layers).double().eval()
 
 
-class TestAuto:
-    def run(self, forward: Any, monkeypatch: Any, speed: float = 0.0) -> EfficientPDA:
-        monkeypatch.setattr(auto, "WORTH_IT", speed)
-        monkeypatch.setattr(auto, "WORTH_A_PROBE", 50)
-        monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
-        pda = EfficientPDA(forward)
-        assert pda.engine_report is None
-        pda.attribute(EXAMPLE, target=1, strides=2, sliding_window_shapes=5)
-        return pda
+class Timed:
+    """A model that counts the copies it is given, and a clock that advances by them."""
 
-    def test_incremental_where_faster(self, monkeypatch: Any) -> None:
-        pda = self.run(small_network(), monkeypatch)
-        assert pda.engine_report.engine == "incremental"
-        assert pda.engine_report.audit.difference < 1e-10
-        assert "predicted speed-up" in str(pda.engine_report)
-
-    def test_dense_where_not_faster(self, monkeypatch: Any) -> None:
-        report = self.run(small_network(), monkeypatch, speed=1e9).engine_report
-        assert (report.engine, report.reason) == (
-            "dense",
-            "the incremental engine is no faster here",
-        )
-
-    def test_says_where_it_goes_dense(self, monkeypatch: Any) -> None:
-        report = self.run(lambda x: small_network()(x.cumsum(2)), monkeypatch).engine_report
-        assert report.engine == "dense"
-        assert "cumsum: it has no rule" in str(report)
-
-    def test_disagreement_is_a_warning(self, monkeypatch: Any) -> None:
-        model = small_network()
-
-        def forward(x: Tensor) -> Tensor:
-            return model(x) if type(x) is Tensor else model(x) * 1.001
-
-        with pytest.warns(UserWarning, match=r"run again densely.*they disagree"):
-            pda = self.run(forward, monkeypatch)
-        assert pda.engine_report.engine == "dense"
-
-    def test_failure_goes_dense(self, monkeypatch: Any) -> None:
-        def forward(x: Tensor) -> Tensor:
-            if type(x) is not Tensor:
-                raise RuntimeError("only plain tensors")
-            return model(x)
-
-        model = small_network()
-        report = self.run(forward, monkeypatch).engine_report
-        assert report.reason == "the incremental engine failed: only plain tensors"
-
-    def test_small_jobs_are_not_probed(self) -> None:
-        pda = EfficientPDA(small_network())
-        pda.attribute(EXAMPLE, target=1, sliding_window_shapes=10, strides=10)
-        assert pda.engine_report.reason == "too few windows to try another"
-
-    def test_named_engines_report_too(self) -> None:
-        for engine in ("dense", "incremental"):
-            pda = EfficientPDA(small_network(), engine=engine)
-            pda.attribute(EXAMPLE, target=1, sliding_window_shapes=5, strides=5)
-            assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
-
-    def test_each_size_is_chosen_for_by_itself_and_larger_ones_need_no_probe_once_one_is_slower(
-        self, monkeypatch: Any
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        dense: float = 1.0,
+        incremental: float = 0.1,
+        model: Any = None,
     ) -> None:
-        timed = []
-
-        def seconds(engine: Any, pieces: Any, *rest: Any) -> float:
-            window = pieces.grid.window
-            timed.append(window)
-            return 1.0 if isinstance(engine, PreparedDense) else speeds[window]
-
-        speeds = {(3, 3): 0.2, (6, 6): 5.0}
-        monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
-        monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
-        monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
-        pda = EfficientPDA(small_network())
-        pda.attribute(EXAMPLE, target=1, scales=(3, 6, 9), strides=3)
-        chosen = {kind[-1]: report.engine for kind, report in pda.engine.choices.items()}
-        assert chosen == {(3, 3): "incremental", (6, 6): "dense", (9, 9): "dense"}
-        assert (9, 9) not in timed
-        assert pda.engine_report.engine == "incremental"  # that of the most windows
-
-
-# What a try costs
-
-
-class Watched:
-    """A model that counts the copies it is given, and a clock that goes by them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, dense: float, incremental: float) -> None:
-        self.model = small_network()
+        self.model = model or small_network()
         self.seconds = {True: dense, False: incremental}
         self.copies = {True: 0, False: 0}
         self.now = 0.0
-        monkeypatch.setattr(auto, "processor_clock", lambda: self.now)
+        monkeypatch.setattr(time, "thread_time", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def __call__(self, x: Tensor) -> Tensor:
         is_dense = type(x) is Tensor
@@ -129,192 +55,159 @@ class Watched:
         return self.model(x)
 
 
-def run_auto(model: Any, grid: WindowGrid, patience: float = 0.03) -> tuple[PreparedAuto, Tensor]:
-    prepared = AutoEngine(patience).prepare(model, EXAMPLE, BatchSize(16))
+def scores_of(prepared: PreparedAuto, grid: WindowGrid) -> Tensor:
     fills = torch.zeros(1, len(grid), 3, *grid.window, dtype=torch.float64)
     done: list[int] = []
     scores = prepared.scores(grid, fills, lambda outputs: outputs, done.append)
     assert sum(done) == len(grid)
-    expected = DenseEngine().prepare(small_network(), EXAMPLE, BatchSize(16))
-    found = expected.scores(grid, fills, lambda outputs: outputs, lambda rows: None)
-    torch.testing.assert_close(scores, found)
-    return prepared, scores
+    return scores
 
 
-MANY, FEW = WindowGrid((20, 24), (5, 5), (1, 1)), WindowGrid((20, 24), (5, 5), (2, 2))
+def run(
+    model: Any, *grids: WindowGrid, engine: AutoEngine | None = None
+) -> tuple[EngineReport, PreparedAuto]:
+    """Run windows of several sizes; all scores are the dense engine's."""
+    engine = engine or AutoEngine()
+    prepared = engine.prepare(model, EXAMPLE, BatchSize(16))
+    dense = DenseEngine().prepare(small_network(), EXAMPLE, BatchSize(16))
+    for grid in grids:
+        torch.testing.assert_close(scores_of(prepared, grid), scores_of(dense, grid))
+    assert engine.report is not None
+    return engine.report, prepared
 
 
 @pytest.mark.parametrize(("incremental", "chosen"), [(0.2, "incremental"), (2.0, "dense")])
-def test_no_window_is_run_twice(
+def test_the_faster_engine_is_chosen_and_no_window_is_run_twice(
     monkeypatch: pytest.MonkeyPatch, incremental: float, chosen: str
 ) -> None:
-    watched = Watched(monkeypatch, 1.0, incremental)
-    prepared, _ = run_auto(watched, MANY)
-    assert prepared._auto.report.engine == chosen
-    assert sum(watched.copies.values()) == len(MANY)
-    assert prepared._auto.report.speed_up == pytest.approx(1 / incremental)
+    model = Timed(monkeypatch, 1.0, incremental)
+    report, _ = run(model, SMALL)
+    assert report.engine == chosen
+    assert sum(model.copies.values()) == len(SMALL)
+    assert report.speed_up == pytest.approx(1 / incremental)
+    assert "predicted speed-up" in str(report)
+    # The slower engine runs a small part.
+    assert model.copies[chosen == "incremental"] < len(SMALL) / 10
+
+
+def test_methods_report_the_choice_and_audit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pda = EfficientPDA(Timed(monkeypatch))
+    assert pda.engine_report is None
+    pda.attribute(EXAMPLE, target=1, strides=2, sliding_window_shapes=5)
+    assert pda.engine_report.engine == "incremental"
+    assert pda.engine_report.audit.difference < 1e-10
+
+
+def test_says_where_it_goes_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_network()
+    pda = EfficientPDA(Timed(monkeypatch, model=lambda x: model(x.cumsum(2))))
+    pda.attribute(EXAMPLE, target=1, strides=2, sliding_window_shapes=5)
+    assert pda.engine_report.engine == "dense"
+    assert "cumsum: it has no rule" in str(pda.engine_report)
+
+
+@pytest.mark.parametrize("after", [0, 40])
+def test_failures_go_on_densely(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    class Refusing(Timed):
+        def __call__(self, x: Tensor) -> Tensor:
+            if self.copies[False] >= after and type(x) is not Tensor:
+                raise IncrementalError("only plain tensors")
+            return super().__call__(x)
+
+    model = Refusing(monkeypatch)
+    report, _ = run(model, SMALL, LARGE)  # larger windows are not tried again
+    assert report.reason == "the incremental engine failed: only plain tensors"
+    assert model.copies[False] < 60
+
+
+def test_calls_that_are_over_soon_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    too_few = "too few windows to try another"
+    assert run(Timed(monkeypatch), FEW)[0].reason == too_few
+    quick = Timed(monkeypatch, 0.002, 0.0001)
+    assert run(quick, SMALL)[0].reason == too_few
+    assert quick.copies[False] == 0
+    assert run(quick, SMALL, engine=AutoEngine(min_seconds=0.0))[0].engine == "incremental"
+
+
+def test_named_engines_report_too() -> None:
+    for engine in ("dense", "incremental"):
+        pda = EfficientPDA(small_network(), engine=engine)
+        pda.attribute(EXAMPLE, target=1, sliding_window_shapes=5, strides=5)
+        assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
 
 
 @pytest.mark.parametrize(
-    ("incremental", "n_dense"),
-    [(0.2, auto.GLANCE), (0.7, auto.GLANCE + auto.TIMED_DENSE)],
+    ("incremental", "sizes", "reason"),
+    [
+        (0.5, (8, 5), "it is faster here, as for windows of (8, 8)"),
+        (0.5, (5, 8), "it is faster here"),
+        (2.0, (5, 8), "the incremental engine is no faster here, as for windows of (5, 5)"),
+        (2.0, (8, 5), "the incremental engine is no faster here"),
+    ],
 )
-def test_many_windows_get_a_glance_at_the_dense_engine_and_a_second_one_where_it_is_close(
-    monkeypatch: pytest.MonkeyPatch, incremental: float, n_dense: int
+def test_sizes_learn_from_each_other(
+    monkeypatch: pytest.MonkeyPatch, incremental: float, sizes: tuple[int, int], reason: str
 ) -> None:
-    assert len(MANY) >= auto.MANY > len(FEW)
-    watched = Watched(monkeypatch, 1.0, incremental)
-    prepared, _ = run_auto(watched, MANY)
-    assert prepared._auto.report.engine == "incremental"
-    assert watched.copies[True] == n_dense
-
-
-LARGER = WindowGrid((20, 24), (8, 8), (1, 1))
-
-
-def scores_of(prepared: PreparedAuto, grid: WindowGrid) -> Tensor:
-    fills = torch.zeros(1, len(grid), 3, *grid.window, dtype=torch.float64)
-    return prepared.scores(grid, fills, lambda outputs: outputs, lambda rows: None)
+    model, engine = Timed(monkeypatch, 1.0, incremental), AutoEngine()
+    grids = [WindowGrid((20, 24), (size, size), (1, 1)) for size in sizes]
+    run(model, grids[0], engine=engine)
+    n_dense = model.copies[True]
+    run(model, grids[1], engine=engine)
+    assert engine.report.reason == reason
+    assert sum(model.copies.values()) == sum(map(len, grids))
+    if "as for" in reason and incremental < 1:
+        assert model.copies[True] == n_dense
 
 
 def test_another_size_of_the_same_example_is_tried_at_the_cost_of_one_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The dense engine's time is known, and the unperturbed example's maps are there."""
-    seconds = 2 * auto.SECONDS_PER_BATCH / (0.03 * len(LARGER))  # too quick for a first try
-    watched = Watched(monkeypatch, seconds, seconds / 2)
-    alone = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
-    scores_of(alone, LARGER)
-    assert alone._auto.report.reason == auto.TOO_FEW
-    watched.copies = {True: 0, False: 0}
-    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
-    scores_of(prepared, MANY)
-    assert prepared._auto.report.engine == "incremental"
-    n_dense = watched.copies[True]
-    scores_of(prepared, LARGER)
-    assert watched.copies[True] == n_dense
-    assert watched.copies[False] == len(MANY) + len(LARGER) - n_dense
-
-
-@pytest.mark.parametrize(
-    ("known", "seconds", "asked", "is_tried"),
-    [
-        (8, 0.5, 5, False),  # smaller than what was faster
-        (8, 0.5, 10, False),  # a little larger than what was clearly faster
-        (8, 0.5, 11, True),
-        (8, 0.85, 9, True),  # not so clearly
-        (8, 0.85, 8, False),
-    ],
-)
-def test_sizes_learn_from_each_other(
-    monkeypatch: pytest.MonkeyPatch, known: int, seconds: float, asked: int, is_tried: bool
-) -> None:
-    timed: list[Any] = []
-
-    def time(engine: Any, pieces: Any, *rest: Any) -> float:
-        timed.append(pieces.grid.window)
-        return 1.0 if isinstance(engine, PreparedDense) else seconds
-
-    monkeypatch.setattr(auto, "_seconds_per_copy", time)
-    monkeypatch.setattr(auto, "WORTH_A_PROBE", 1)
-    monkeypatch.setattr(PreparedAuto, "_cost_of_a_try", lambda *_: 0.0)
-    engine = AutoEngine()
-    for size in (known, asked):
-        # Each in a context of its own, as the empty one has wider windows.
-        grid = WindowGrid((20, 24), (size, size), (3, 3))
-        scores_of(engine.prepare(small_network(), EXAMPLE, BatchSize(16)), grid)
-        assert engine.report.engine == "incremental"
-    assert ((asked, asked) in timed[2:]) is is_tried
-
-
-def test_what_failed_for_small_windows_is_not_tried_for_larger_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Failing(Watched):
-        def __call__(self, x: Tensor) -> Tensor:
-            if type(x) is not Tensor:
-                self.copies[False] += len(x)
-                raise RuntimeError("only plain tensors")
-            return super().__call__(x)
-
-    watched = Failing(monkeypatch, 1.0, 0.1)
-    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
-    scores_of(prepared, MANY)
-    tried = watched.copies[False]
-    assert tried > 0
-    scores_of(prepared, LARGER)
-    assert watched.copies[False] == tried
-
-
-def test_models_too_quick_for_the_number_of_windows_are_not_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A batch of the incremental engine costs some time whatever the model."""
-    watched = Watched(monkeypatch, 0.002, 0.0001)
-    prepared, _ = run_auto(watched, MANY)
-    assert prepared._auto.report.reason == auto.TOO_FEW
-    assert watched.copies[False] == 0
-    tried, _ = run_auto(watched, MANY, patience=1.0)
-    assert tried._auto.report.engine == "incremental"
-    slow = Watched(monkeypatch, 1.0, 0.1)
-    tried, _ = run_auto(slow, FEW)
-    assert tried._auto.report.engine == "incremental"
+    seconds = 4.1 / len(SMALL)  # too quick for the larger windows alone, which are fewer
+    model = Timed(monkeypatch, seconds, seconds / 2)
+    assert run(model, LARGE)[0].engine == "dense"
+    model.copies = {True: 0, False: 0}
+    report, _ = run(model, SMALL, LARGE)
+    assert report.engine == "incremental"
+    assert model.copies == {True: 4, False: len(SMALL) + len(LARGE) - 4}
 
 
 def test_what_is_finished_when_something_stops_a_try_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Stopping(Watched):
+    class Stopping(Timed):
         def __call__(self, x: Tensor) -> Tensor:
             if self.copies[False] >= 20:
                 raise KeyboardInterrupt
             return super().__call__(x)
 
-    watched = Stopping(monkeypatch, 1.0, 0.1)
-    prepared = AutoEngine().prepare(watched, EXAMPLE, BatchSize(16))
-    fills = torch.zeros(1, len(MANY), 3, *MANY.window, dtype=torch.float64)
+    model = Stopping(monkeypatch)
+    prepared = AutoEngine().prepare(model, EXAMPLE, BatchSize(16))
     with pytest.raises(KeyboardInterrupt):
-        prepared.scores(MANY, fills, lambda outputs: outputs, lambda rows: None)
+        scores_of(prepared, SMALL)
     known = prepared.unfinished[0, :, 0].isfinite()
-    assert known.sum() == sum(watched.copies.values())
+    assert known.sum() == sum(model.copies.values())
 
 
-def test_what_can_no_longer_be_followed_goes_on_densely(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing(Watched):
-        def __call__(self, x: Tensor) -> Tensor:
-            if self.copies[False] >= 40 and type(x) is not Tensor:
-                raise IncrementalError("no rule")
-            return super().__call__(x)
-
-    prepared, _ = run_auto(Refusing(monkeypatch, 1.0, 0.1), MANY)
-    assert prepared._auto.report.reason == "the incremental engine failed: no rule"
-
-
-def test_the_report_on_several_contexts_is_that_of_the_most_windows(
+def test_the_report_on_several_sizes_is_that_of_the_most_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A few windows of the other context, run densely at the end, do not speak for all."""
-
-    def seconds(engine: Any, *rest: Any) -> float:
-        return 1.0 if isinstance(engine, PreparedDense) else 0.1
-
-    monkeypatch.setattr(auto, "_seconds_per_copy", seconds)
-    monkeypatch.setattr(auto, "WORTH_A_PROBE", 130)  # between the smallest size and the others
-    pda = PDA(small_network())
-    evidence = pda.evidence(make_images(1, 3, 112, 112), scales=(16, 48), strides=8)
-    sizes = [len(part.regions) for part in evidence.parts if part.depth == "input"]
-    assert sizes[0] >= 130 > sizes[1]
+    """A few windows of another size, run densely at the end, do not speak for all."""
+    pda = EfficientPDA(Timed(monkeypatch))
+    evidence = pda.evidence(EXAMPLE, scales=(5, 16), strides=2)
+    sizes = [len(part.regions) for part in evidence.parts]
+    assert sizes[0] >= 64 > sizes[1]
     assert pda.engine_report.reason == "it is faster here"
     assert pda.engine_report.audit.agrees
 
 
 def test_threads_may_share_an_engine() -> None:
-    engine = AutoEngine(patience=float("inf"))
+    engine = AutoEngine(min_seconds=0.0)
     failed: list[Exception] = []
 
     def explain_many_sizes(width: int) -> None:
         try:
-            for height in range(16, 76):
+            for height in range(16, 46):
                 example = torch.zeros(1, 1, height, width)
                 prepared = engine.prepare(lambda x: x.flatten(1)[:, :2], example, BatchSize(64))
                 for size in range(1, 5):

@@ -11,9 +11,7 @@ from incremental_checks import assert_same, both_engines
 from torch import Tensor, nn
 
 from captum_pda import WindowGrid
-from captum_pda.engines.incremental.no_rule import NoRule
-from captum_pda.engines.incremental.rules import arrange
-from captum_pda.engines.incremental.rules.arguments import Parameters
+from captum_pda.engines.incremental.rules import RULES, NoRule, arrange
 
 GRID = WindowGrid((8, 9), (3, 2), (2, 3))
 EXAMPLE = torch.randn(1, 2, 8, 9, dtype=torch.float64)
@@ -90,12 +88,9 @@ def test_a_convolution_in_half_precision_before_a_batch_norm_in_single() -> None
 
 
 def test_arguments_that_no_form_has_are_no_rule() -> None:
-    def rule(state: object, func: object, x: object, dims: object = None) -> None:
-        """A rule with two arguments."""
-
-    parameters = Parameters.of(rule, skip=2)
-    assert arrange(parameters, torch.permute, (1,), {"dims": 2}) == ((1,), {"dims": 2})
-    with pytest.raises(NoRule, match="a form"):
-        arrange(parameters, torch.permute, (1,), {"sizes": 2})
-    with pytest.raises(NoRule, match="a form"):
-        arrange(parameters, torch.permute, (1, 2, 3), {})
+    transpose = RULES[torch.transpose]
+    by_name = {"dim0": 1, "dim1": 2}
+    assert arrange(transpose, torch.transpose, (1,), by_name) == ((1,), by_name)
+    for args, kwargs in [((1,), {"sizes": 2}), ((1, 2, 3, 4), {}), ((1,), {"dim0": 2})]:
+        with pytest.raises(NoRule, match="a form"):
+            arrange(transpose, torch.transpose, args, kwargs)

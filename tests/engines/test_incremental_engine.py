@@ -13,7 +13,6 @@ from incremental_checks import assert_same, both_engines, outputs_of
 from torch import Tensor, nn
 
 from captum_pda import (
-    ConstantPrior,
     DenseEngine,
     EfficientPDA,
     IncrementalEngine,
@@ -274,11 +273,6 @@ class TestErrors:
                 lambda x: model(torch.from_numpy((x * 2).numpy())), engine="incremental"
             ).attribute(EXAMPLE, target=0)
 
-    @pytest.mark.parametrize("share", [0, -0.1, 1.5])
-    def test_max_box_fraction(self, share: float) -> None:
-        with pytest.raises(ValueError, match="max_box_fraction"):
-            IncrementalEngine(max_box_fraction=share)
-
 
 def test_a_type_that_a_rule_cannot_do_goes_dense() -> None:
     # PyTorch averages volumes of half precision adaptively, and not with a sliding kernel.
@@ -288,43 +282,6 @@ def test_a_type_that_a_rule_cannot_do_goes_dense() -> None:
     found, expected, incremental = both_engines(model, example, grid)
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
     assert "adaptive_avg_pool3d" in incremental.went_dense
-
-
-def fine_network() -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()]
-    for _ in range(2):
-        layers += [nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
-    return nn.Sequential(*layers).double().eval()
-
-
-class TestMaxBoxFraction:
-    def test_whole_map_is_exact(self) -> None:
-        exact, _, _ = both_engines(small_network(), EXAMPLE, GRID)
-        engine = IncrementalEngine(max_box_fraction=1.0)
-        whole = outputs_of(engine.prepare(small_network(), EXAMPLE, BatchSize(7)), GRID, EXAMPLE)
-        torch.testing.assert_close(whole, exact, rtol=1e-10, atol=1e-11)
-
-    def test_smaller_shares_are_further_from_exact(self) -> None:
-        # Fine maps: three kernels of 3x3 make a box of 10x10 of a window of 4x4.
-        maps = self._maps(fine_network(), EXAMPLE, (None, 0.4, 0.25))
-        errors = [(maps[share] - maps[None]).norm() / maps[None].norm() for share in (0.4, 0.25)]
-        assert 0 < errors[0] < errors[1] < 1
-
-    def test_coarse_maps_are_not_cut(self) -> None:
-        maps = self._maps(fine_network(), EXAMPLE[..., :8, :8], (None, 0.1))
-        torch.testing.assert_close(maps[0.1], maps[None], rtol=1e-10, atol=1e-11)
-
-    def _maps(
-        self, model: nn.Module, example: Tensor, shares: tuple[float | None, ...]
-    ) -> dict[float | None, Tensor]:
-        return {
-            share: EfficientPDA(
-                model, prior=ConstantPrior(0.0), engine=IncrementalEngine(max_box_fraction=share)
-            ).attribute(example, target=1, sliding_window_shapes=4, strides=2)
-            for share in shares
-        }
 
 
 def test_memory_that_runs_out_halves_the_batch() -> None:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from incremental_checks import assert_same
 
 from captum_pda import WindowGrid
-from captum_pda.engines.incremental import winograd
-from captum_pda.engines.incremental.call_cache import FORGOTTEN_AFTER, CallCache
-from captum_pda.engines.incremental.spans import Slide, Span
-from captum_pda.engines.incremental.window_order import order_of_windows
+from captum_pda.engines.incremental.boxes import Slide, Span, order_of_windows
+from captum_pda.engines.incremental.cache import FORGOTTEN_AFTER, CallCache
+from captum_pda.engines.incremental.rules.convolution import change_kernel, winograd
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True)
 
@@ -30,39 +30,26 @@ def test_winograd(sizes: tuple[int, int], padding: tuple[int, int], seed: int) -
     torch.manual_seed(seed)
     maps = torch.randn(2, 5, *sizes, dtype=torch.float64)
     weight, bias = torch.randn(4, 5, 3, 3, dtype=torch.float64), torch.randn(4).double()
-    changed = winograd.change_kernel(weight)
+    changed = change_kernel(weight)
     for shift in (bias, None):
-        found = winograd.convolve(maps, changed, shift, padding)
+        found = winograd(maps, changed, shift, padding)
         expected = F.conv2d(maps, weight, shift, padding=padding)
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(
-    ("options", "used"),
-    [
-        ({}, True),
-        ({"padding": 1}, True),
-        ({"padding": "same"}, False),
-        ({"stride": 2}, False),
-        ({"dilation": (2, 1)}, False),
-    ],
+    "options", [{}, {"padding": 1}, {"padding": "same"}, {"stride": 2}, {"dilation": (2, 1)}]
 )
-def test_convolver_uses_winograd_where_it_may(
-    options: dict[str, Any], used: bool, monkeypatch: Any
-) -> None:
+def test_convolutions_of_many_channels(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 3)
-    called = []
-    convolve = winograd.convolve
-    monkeypatch.setattr(winograd, "convolve", lambda *args: called.append(True) or convolve(*args))
-    maps, weight = torch.randn(2, 3, 8, 9).double(), torch.randn(4, 3, 3, 3).double()
-    arguments = {"stride": 1, "padding": 0, "dilation": 1, **options}
-    convolver = winograd.Convolver(CallCache())
-    convolution = winograd.Convolution(F.conv2d, weight, None, groups=1, **arguments)
-    for _ in range(2):
-        found = convolver(convolution, maps)
-        torch.testing.assert_close(found, F.conv2d(maps, weight, **arguments))
-    assert bool(called) == used
+    first, second = torch.randn(96, 2, 1, 1).double(), torch.randn(97, 96, 3, 3).double()
+    grid = WindowGrid((8, 9), (3, 2), (3, 4))
+    assert_same(
+        lambda x: F.conv2d(F.conv2d(x, first), second, **options).flatten(2).mean(2),
+        torch.randn(1, 2, 8, 9).double(),
+        grid,
+        stays=False,
+    )
 
 
 @EXAMPLES
@@ -85,9 +72,9 @@ def test_spans_hold_all_that_can_differ(data: Any) -> None:
     )
     size, width = data.draw(st.integers(8, 20)), data.draw(st.integers(1, 5))
     low = np.arange(size - width + 1)
-    before = Span.of(size, low, low + width, low + width / 2)
+    before = Span.of(size, low, low + width)
     n_out = (size + 2 * slide.padding - slide.reach) // slide.stride + 1
-    after = slide.after(before, n_out, None)
+    after = slide.after(before, n_out)
     for copy in range(len(low)):
         touched = [
             place

@@ -14,13 +14,9 @@ from incremental_checks import assert_same
 from torch import Tensor
 
 from captum_pda import WindowGrid
+from captum_pda.engines.incremental.rules import IN_PLACE, RULES, elementwise, pooling
 from captum_pda.engines.incremental.rules import convolution as convolutions
-from captum_pda.engines.incremental.rules import joining as joining
-from captum_pda.engines.incremental.rules import padding as padding
-from captum_pda.engines.incremental.rules import pixel as pixels
-from captum_pda.engines.incremental.rules import pooling as pooling
 from captum_pda.engines.incremental.rules import shape as shapes
-from captum_pda.engines.incremental.rules.registry import IN_PLACE, RULES
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOL = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -163,11 +159,11 @@ CONSTANT = random(4, 1, 1)
 MAP = random(4, 7, 8)
 WEIGHT = random(5, 4)
 CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
-    pixels.pointwise: [F.relu, torch.tanh, lambda x: x.clamp(-0.5, 0.5), lambda x: -x],
-    pixels.dropout: [lambda x: F.dropout(x, training=False)],
-    pixels.copied: [lambda x: x.clone(), lambda x: x.clone().relu_() + x],
-    pixels.unchanged: [lambda x: x.contiguous(), lambda x: x.detach()],
-    pixels.convert: [
+    elementwise.pointwise: [F.relu, torch.tanh, lambda x: x.clamp(-0.5, 0.5), lambda x: -x],
+    elementwise.dropout: [lambda x: F.dropout(x, training=False)],
+    elementwise.copied: [lambda x: x.clone(), lambda x: x.clone().relu_() + x],
+    elementwise.unchanged: [lambda x: x.contiguous(), lambda x: x.detach()],
+    elementwise.convert: [
         lambda x: x.to(torch.float64),
         lambda x: x.to(device="cpu"),
         lambda x: x.double(),
@@ -175,13 +171,13 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.to(x, copy=True).relu_() + x,
         lambda x: x.to(memory_format=torch.channels_last),
     ],
-    pixels.channels_first: [
+    elementwise.channels_first: [
         lambda x: F.prelu(x, CONSTANT.flatten()),
         lambda x: F.local_response_norm(x, 3),
     ],
-    pixels.linear: [lambda x: F.linear(x.permute(0, 2, 3, 1), WEIGHT).permute(0, 3, 1, 2)],
-    pixels.layer_norm: [lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,))],
-    pixels.softmax: [lambda x: x.softmax(1), lambda x: F.log_softmax(x, dim=-3)],
+    elementwise.linear: [lambda x: F.linear(x.permute(0, 2, 3, 1), WEIGHT).permute(0, 3, 1, 2)],
+    elementwise.layer_norm: [lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,))],
+    elementwise.softmax: [lambda x: x.softmax(1), lambda x: F.log_softmax(x, dim=-3)],
     convolutions.batch_norm: [
         lambda x: F.batch_norm(x, WEIGHT[0], WEIGHT[1] ** 2, WEIGHT[2], WEIGHT[3]),
         lambda x: F.batch_norm(x.sin(), WEIGHT[0], WEIGHT[1] ** 2),
@@ -201,7 +197,7 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.mean((-1, -2), keepdim=True),
         lambda x: torch.mean(x, [1, 2, 3], keepdim=True),
     ],
-    joining.elementwise: [
+    elementwise.elementwise: [
         lambda x: x + CONSTANT,
         lambda x: MAP - x,
         lambda x: 2 / (3 + x.abs()),
@@ -210,7 +206,7 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.add(x.cos(), alpha=2.0),
         lambda x: x + MAP.expand(len(x), -1, -1, -1),
     ],
-    joining.concatenate: [
+    elementwise.concatenate: [
         lambda x: torch.cat((x, -x), 1),
         lambda x: torch.cat([x, MAP.expand(len(x), -1, -1, -1)], dim=-3),
     ],
@@ -227,7 +223,7 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.split([1, 3], dim=1)[1],
     ],
     shapes.index: [squeeze_first, lambda x: x[:, :2], lambda x: x[:, 1, ...], lambda x: x[:, -1]],
-    padding.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))],
+    shapes.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))],
 }
 
 
@@ -264,7 +260,7 @@ NEED_MORE = {
 
 
 @pytest.mark.parametrize(
-    "func", [f for f, rule in RULES.items() if rule.apply is pixels.pointwise], ids=readable
+    "func", [f for f, rule in RULES.items() if rule.apply is elementwise.pointwise], ids=readable
 )
 def test_pointwise(func: Callable[..., Tensor]) -> None:
     torch.manual_seed(1)
@@ -284,7 +280,9 @@ def test_in_place(func: Callable[..., Tensor]) -> None:
     """What is written in place is seen by those who hold the tensor, and by no other."""
     torch.manual_seed(2)
     twin = IN_PLACE[func]
-    extra = NEED_MORE.get(twin.__name__, () if RULES[twin].apply is pixels.pointwise else (1.5,))
+    extra = NEED_MORE.get(
+        twin.__name__, () if RULES[twin].apply is elementwise.pointwise else (1.5,)
+    )
     more = extra if isinstance(extra, tuple) else (extra,)
 
     def forward(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ PAGES = [
     ROOT / "README.md",
     *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors")),
 ]
-#: What a recipe needs beyond the library and its own tests.
+#: What a recipe needs beyond what the quick tests install.
 NEEDS = {"huggingface": "transformers", "similarity": "transformers"}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -28,7 +28,13 @@ def program(page: Path) -> str:
     return "\n".join(CODE.findall(page.read_text()))
 
 
-@pytest.mark.parametrize("page", RECIPES + PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in NEEDS else [])
+        for page in RECIPES + PAGES
+    ],
+)
 def test_the_code_of_a_page_runs_as_it_stands(page, tmp_path, monkeypatch):
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])

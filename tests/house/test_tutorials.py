@@ -13,7 +13,6 @@ from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 TUTORIALS = Path(__file__).parents[2] / "tutorials"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
@@ -48,6 +47,8 @@ def pictures_of(notebook: Any) -> list[str]:
 
 def run_reduced(path: Path) -> Any:
     """Run a tutorial with reduced settings in a kernel of its own; the executed notebook."""
+    from nbclient import NotebookClient  # of the extra dev, which slow tests need
+
     notebook = read(path)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None

@@ -17,7 +17,6 @@ from captum_pda import (
     SampledPDA,
     WindowGrid,
 )
-from captum_pda.engines.incremental import winograd
 from captum_pda.running import run
 
 ENGINES = ["dense", "incremental"]
@@ -283,16 +282,16 @@ class NewWeights(nn.Conv2d):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_keep_nothing_of_a_window_but_its_scores(engine, convolution, monkeypatch):
     monkeypatch.setattr(run, "VALUES_PER_CHUNK", 2**10)
-    monkeypatch.setattr(winograd, "FEWEST_CHANNELS", 1)
     images = make_images(1, 1, 32, 32).float()
     torch.manual_seed(0)
     network = nn.Sequential(
         convolution(1, 4, 3, padding=1),
         nn.BatchNorm2d(4),
         nn.ReLU(),
-        convolution(4, 8, 3, padding=1),
+        convolution(4, 96, 3, padding=1),
         nn.MaxPool2d(2),
-        convolution(8, 2, 3),
+        convolution(96, 96, 3),
+        convolution(96, 2, 3),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
     )

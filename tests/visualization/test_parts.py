@@ -29,7 +29,7 @@ def test_every_part_has_a_panel_that_says_what_it_shows(evidence):
     assert titles[:2] == ["the photo", "all together"]
     assert titles[2:6] == [
         f"windows of {size}x{size}\n{words}"
-        for words in ("without each", "each by itself")
+        for words in ("without each region", "each region by itself")
         for size in (4, 8)
     ]
     assert [title.partition(" of ")[0] for title in titles[6:]] == ["features"]

@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.batch_loop import BatchLoop, Rows, by_sample
-from captum_pda.engines.batch_size import BatchSize, is_out_of_memory
-from captum_pda.engines.engine_protocol import Advance, Forward, Read
-from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.follower import PassFollower
-from captum_pda.engines.incremental.no_rule import IncrementalError
-from captum_pda.engines.incremental.pass_state import PassState, channels_last
-from captum_pda.engines.incremental.spans import Integers, Span
-from captum_pda.engines.incremental.tensor import PerturbedTensor
-from captum_pda.engines.incremental.window_order import order_of_windows
-from captum_pda.engines.incremental.writes import WriteWatch
-from captum_pda.engines.report import EngineReport
+from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample, is_out_of_memory
+from captum_pda.engines.incremental.boxes import Boxed, Span, order_of_windows
+from captum_pda.engines.incremental.cache import PassState, channels_last
+from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
+from captum_pda.engines.protocol import (
+    Advance,
+    EngineReport,
+    Forward,
+    IncrementalError,
+    Read,
+)
 from captum_pda.regions.protocol import Windows
 
-#: How many times the dense engine's copies go into a batch, since calls on boxes are over sooner.
+#: A batch has this many times the copies of a dense one, since each takes less time and memory.
 BATCHES_OF_DENSE = 6
 
 
@@ -32,24 +31,12 @@ class IncrementalEngine:
     The result is that of the whole model, up to rounding. What the engine has no rule for is
     computed in full from there on.
 
-    Args:
-        max_box_fraction: None is exact. A part of the feature maps' extent, such as 0.5, keeps only
-            the centre of boxes that are larger: faster, and close, since what is far from a window
-            hardly depends on it. Maps of up to 8 places along an axis are not cut.
-
     Example::
 
-        >>> engine = IncrementalEngine(max_box_fraction=0.5)  # engine="incremental" is exact
-        >>> EfficientPDA(model, engine=engine).attribute(image, target=3)
+        >>> EfficientPDA(model, engine=IncrementalEngine()).attribute(image, target=3)
     """
 
-    def __init__(self, max_box_fraction: float | None = None) -> None:
-        if max_box_fraction is not None and not 0 < max_box_fraction <= 1:
-            raise ValueError(
-                f"max_box_fraction={max_box_fraction!r} must be a part of the feature maps' extent "
-                "above 0 and up to 1, or None for exact results"
-            )
-        self.max_box_fraction = max_box_fraction
+    def __init__(self) -> None:
         self._went_dense: dict[str, str] | None = None
 
     @property
@@ -61,12 +48,12 @@ class IncrementalEngine:
 
     def settings(self) -> dict[str, object]:
         """What describes this engine, as plain values."""
-        return {"kind": "IncrementalEngine", "max_box_fraction": self.max_box_fraction}
+        return {"kind": "IncrementalEngine"}
 
     def prepare(
         self, forward: Forward, example: Tensor, batch_size: BatchSize
     ) -> PreparedIncremental:
-        state = PassState(self.max_box_fraction)
+        state = PassState()
         # Not the state itself, which holds the example's feature maps.
         self._went_dense = state.went_dense
         return PreparedIncremental(forward, example, batch_size, state)
@@ -94,11 +81,6 @@ class PreparedIncremental:
         """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         return by_sample(self._loop.unfinished, self._n_samples)
 
-    @property
-    def approximate(self) -> bool:
-        """Whether boxes are cut, so that results differ from the dense engine's as asked."""
-        return self._state.max_box_fraction is not None
-
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         self._n_samples, n_windows = fills.shape[:2]
         order = order_of_windows(grid, self._n_samples, self._loop.at_once)
@@ -108,7 +90,15 @@ class PreparedIncremental:
 
     def _run_batch(self, grid: Windows, values: Tensor, read: Read, rows: Rows) -> Tensor:
         picked = torch.from_numpy(rows).to(values.device)
-        boxes = self._boxes(grid.corner_array[rows % len(grid)], grid.window, values[picked])
+        corners = grid.corner_array[rows % len(grid)]
+        spans = tuple(
+            Span.of(size, low, low + width)
+            for size, low, width in zip(
+                self._example.shape[2:], corners.T, grid.window, strict=True
+            )
+        )
+        space = tuple(range(2, self._example.dim()))
+        boxes = Boxed(channels_last(values[picked]), spans, self._example, space)
         self._state.start()
         self._state.channels_last = self._loop.channels_last
         follower = PassFollower(self._state)
@@ -121,15 +111,6 @@ class PreparedIncremental:
             raise
         follower.finish()
         return scores
-
-    def _boxes(self, corners: Integers, window: tuple[int, ...], values: Tensor) -> Boxed:
-        """The example with windows at these corners replaced by values."""
-        spans = tuple(
-            Span.of(size, low, low + width, low + width / 2)
-            for size, low, width in zip(self._example.shape[2:], corners.T, window, strict=True)
-        )
-        space = tuple(range(2, self._example.dim()))
-        return Boxed(channels_last(values), spans, self._example, space)
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
         """The model's outputs for perturbed copies."""

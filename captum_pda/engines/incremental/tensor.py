@@ -1,63 +1,105 @@
-"""The tensor that goes through the user's model in the place of perturbed copies."""
+"""The tensor that goes through the user's model, and what is done with each call it meets.
+
+By rules on boxes where there are some, else densely: on the completed maps of all copies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any
+from weakref import WeakValueDictionary, ref
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from captum_pda import _torch
-from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.memory import same_memory
-from captum_pda.engines.incremental.trees import find
+from captum_pda.engines.batches import is_out_of_memory
+from captum_pda.engines.incremental.boxes import Boxed
+from captum_pda.engines.incremental.cache import (
+    CHANNELS_LAST,
+    HARMLESS,
+    NUMBERS,
+    Function,
+    PassState,
+    WriteLog,
+    exposes,
+    find,
+    leaves,
+    lets_out,
+    name_of,
+    replaced,
+    same_memory,
+    written,
+)
+from captum_pda.engines.incremental.rules import (
+    IN_PLACE,
+    RULES,
+    NoRule,
+    arrange,
+    convolution,
+    elementwise,
+    named,
+    pooling,
+    pop_inplace,
+    shape,
+)
+from captum_pda.engines.protocol import IncrementalError
 
-
-class Follower(Protocol):
-    """Decides what is done when the model calls a function with perturbed tensors."""
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether completed maps have their channels last in memory."""
-        ...
-
-    def on_function(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A function of PyTorch's, as the model calls it."""
-        ...
-
-    def on_operation(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """An operation that compiled code calls."""
-        ...
+#: Importing these modules declares their rules.
+DECLARED = (convolution, elementwise, pooling, shape)
+#: Functions that give a tensor other memory, or read memory by its layout.
+REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
+SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+#: What can be asked of a tensor without reading its values.
+PROPERTIES = (
+    "device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_mkldnn is_mps is_nested "
+    "is_quantized is_sparse itemsize layout names nbytes ndim output_nr requires_grad "
+    "retains_grad shape"
+)
+METHODS = (
+    "dim element_size get_device has_names is_complex is_conj is_contiguous is_floating_point "
+    "is_inference is_neg is_pinned is_same_size is_shared is_signed ndimension nelement numel "
+    "size storage_offset stride __len__"
+)
+DESCRIPTIVE = {
+    *(getattr(Tensor, name).__get__ for name in PROPERTIES.split() if hasattr(Tensor, name)),
+    *named(METHODS),
+}
+#: Functions that make a tensor of the shape and type of their first argument.
+FACTORIES = set(
+    named(
+        "zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros "
+        "new_ones new_empty new_empty_strided new_full new_tensor"
+    )
+)
+#: Functions of their first argument that take only the shape and type of the others.
+SHAPED_LIKE = set(named("to type_as expand_as view_as reshape_as"))
 
 
 class PerturbedTensor(Tensor):
     """Perturbed copies, held as boxes as long as there are rules, then as an ordinary tensor.
 
-    PyTorch hands every function that is called with such a tensor to ``__torch_function__``, so the
-    user's own ``forward`` runs, with its hooks and its control flow. All that depends on the
+    PyTorch passes every function that is called with such a tensor to ``__torch_function__``, so
+    the user's own ``forward`` runs, with its hooks and its control flow. All that depends on the
     perturbed input is such a tensor; so an ordinary tensor is the same for every copy.
 
-    What is in boxes is never written again, and no code of the user's ever gets at that memory: an
-    ordinary tensor that is held has memory of its own.
+    Boxes are never written, and the user's code has no access to their memory: an ordinary tensor
+    that is held has memory of its own.
     """
 
     held: Boxed | Tensor
-    follower: Follower
-    #: Those that share memory with this one in the model's eyes, itself included.
+    follower: PassFollower
+    #: Those that share memory with this one as the model sees it, itself included.
     aliases: list[ref[PerturbedTensor]]
 
     @staticmethod
-    def __new__(cls, held: Boxed | Tensor, follower: Follower) -> PerturbedTensor:
+    def __new__(cls, held: Boxed | Tensor, follower: PassFollower) -> PerturbedTensor:
         tensor = _torch.make_wrapper_subclass(cls, held.shape, held.dtype, held.device)
         tensor.held, tensor.follower, tensor.aliases = held, follower, []
         return tensor
 
-    def __init__(self, held: Boxed | Tensor, follower: Follower) -> None:
+    def __init__(self, held: Boxed | Tensor, follower: PassFollower) -> None:
         pass
 
     def share_with(self, other: PerturbedTensor) -> None:
@@ -70,7 +112,7 @@ class PerturbedTensor(Tensor):
                 alias.aliases = mine
 
     def shares_elsewhere(self) -> bool:
-        """Whether something shares memory with this tensor in the model's eyes, and not here."""
+        """Whether something shares memory with this tensor as the model sees it, and not here."""
         for alias in _alive(self.aliases):
             if alias is self:
                 continue
@@ -83,7 +125,7 @@ class PerturbedTensor(Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Function,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -96,7 +138,7 @@ class PerturbedTensor(Tensor):
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls,
-        func: Callable[..., Any],
+        func: Function,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -112,3 +154,293 @@ def _alive(references: list[ref[PerturbedTensor]]) -> Iterator[PerturbedTensor]:
         tensor = reference()
         if tensor is not None:
             yield tensor
+
+
+class WriteWatch(TorchFunctionMode):
+    """While it is entered, notes what the model writes into ordinary tensors."""
+
+    def __init__(self, log: WriteLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in written(func, args, kwargs):
+            if not isinstance(tensor, PerturbedTensor):
+                self._log.note(tensor)
+        if exposes(func):
+            for tensor in find((args, kwargs), Tensor):
+                if not isinstance(tensor, PerturbedTensor):
+                    self._log.expose(tensor)
+        return func(*args, **kwargs)
+
+
+class _Call:
+    """A function with its arguments, as the model calls it, and the perturbed tensors in them."""
+
+    def __init__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors = list(find((args, kwargs), PerturbedTensor))
+
+    @property
+    def name(self) -> str:
+        """The function's name in a report."""
+        return name_of(self.func)
+
+    def written(self) -> list[Tensor]:
+        """The tensors among the arguments that the function may write into."""
+        return written(self.func, self.args, self.kwargs)
+
+    def result(self, ordinary: Callable[[PerturbedTensor], Tensor]) -> Any:
+        """Call the function with ordinary tensors in the place of perturbed ones."""
+        args, kwargs = replaced((self.args, self.kwargs), PerturbedTensor, ordinary)
+        return self.func(*args, **kwargs)
+
+
+class PassFollower:
+    """Decides for every call of one pass what is done with the perturbed tensors."""
+
+    def __init__(self, state: PassState) -> None:
+        self._state = state
+        #: All perturbed tensors of this pass that are in use.
+        self._alive: WeakValueDictionary[int, PerturbedTensor] = WeakValueDictionary()
+        self._finished = False
+        #: Why the model was refused, if it was: compiled code turns it into another error.
+        self.refusal: IncrementalError | None = None
+
+    def perturbed(self, held: Boxed | Tensor) -> PerturbedTensor:
+        """A perturbed tensor that is followed."""
+        tensor = PerturbedTensor(held, self)
+        self._alive[id(tensor)] = tensor
+        return tensor
+
+    def dense(self, tensor: PerturbedTensor) -> Tensor:
+        """All values of all copies, to be read only."""
+        if isinstance(tensor.held, Boxed):
+            maps = tensor.held.whole()
+            return maps if self._state.channels_last else maps.contiguous()
+        return tensor.held
+
+    def own(self, tensor: PerturbedTensor) -> Tensor:
+        """From now on the tensor holds an ordinary one, in memory that no box reads."""
+        if isinstance(tensor.held, Boxed):
+            boxes, maps = tensor.held.values, self.dense(tensor)
+            tensor.held = maps.clone() if same_memory(boxes, maps) else maps
+        return tensor.held
+
+    def finish(self, complete: bool = True) -> None:
+        """Turn what the model has kept into ordinary tensors, as the dense engine leaves them.
+
+        What is not completed acts as an ordinary tensor whenever a function is called with it.
+        """
+        kept = list(self._alive.values()) if complete else []
+        self._alive.clear()
+        self._finished = True
+        for tensor in kept:
+            tensor.aliases = []
+        for tensor in kept:
+            try:
+                ordinary = self.own(tensor).detach()
+                torch.utils.swap_tensors(tensor, ordinary)  # type: ignore[no-untyped-call]
+            except (RuntimeError, MemoryError):
+                continue
+
+    def on_function(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of PyTorch's, as the model calls it."""
+        first = args[0] if args else None
+        if func in DESCRIPTIVE and isinstance(first, PerturbedTensor):
+            rest = replaced(args[1:], PerturbedTensor, self._empty_like)
+            # A tensor in boxes has the shape of its maps; one that is held may have changed it.
+            return func(first if isinstance(first.held, Boxed) else first.held, *rest, **kwargs)
+        if _needs_no_values(func, args, kwargs):
+            args, kwargs = replaced((args, kwargs), PerturbedTensor, self._empty_like)
+            return func(*args, **kwargs)
+        call = _Call(func, args, kwargs)
+        if self._finished:
+            # A tensor that is kept after its pass acts as the ordinary one that it stands for.
+            return call.result(self.own)
+        self._check_pass(call)
+        if any(isinstance(tensor.held, Boxed) for tensor in call.tensors):
+            try:
+                return self._incrementally(call)
+            except IncrementalError:
+                raise
+            except Exception as reason:  # the function itself may do what its rule can't
+                if is_out_of_memory(reason):
+                    raise
+                text = str(reason).strip().partition("\n")[0]
+                why = text if isinstance(reason, NoRule) else f"its rule can't do this ({text})"
+                self._state.went_dense.setdefault(call.name, why)
+        return self._densely(call)
+
+    def on_operation(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that compiled code calls."""
+        call = _Call(func, args, kwargs)
+        if self._finished:
+            return call.result(self.own)
+        self._state.went_dense.setdefault(call.name, "it is called from compiled code")
+        try:
+            self._check_pass(call)
+            return self._densely(call)
+        except IncrementalError as error:
+            self.refusal = error
+            raise
+
+    def _empty_like(self, tensor: PerturbedTensor) -> Tensor:
+        """An ordinary tensor of the same shape and type, for functions that read no values."""
+        held = tensor.held
+        if not isinstance(held, Boxed):
+            return held
+        layout = CHANNELS_LAST.get(len(held.shape)) if self._state.channels_last else None
+        return torch.empty(
+            held.shape,
+            dtype=held.dtype,
+            device=held.device,
+            memory_format=layout or torch.contiguous_format,
+        )
+
+    def _incrementally(self, call: _Call) -> Any:
+        """Apply the rule of a function to what the perturbed tensors hold."""
+        out_of_place = IN_PLACE.get(call.func, call.func)
+        rule = RULES.get(out_of_place)
+        if rule is None:
+            raise NoRule("it has no rule")
+        args, kwargs, in_place = pop_inplace(call.func, call.args, call.kwargs)
+        args, kwargs = arrange(rule, out_of_place, args, kwargs)
+        in_place = in_place or out_of_place is not call.func
+        if kwargs.get("out") is not None or (in_place and not isinstance(args[0], PerturbedTensor)):
+            raise NoRule("it writes into another tensor")
+        if any(not isinstance(tensor.held, Boxed) for tensor in call.tensors):
+            raise NoRule("another operand is dense")
+        boxes, options = replaced((args, kwargs), PerturbedTensor, lambda tensor: tensor.held)
+        result = rule.apply(self._state, out_of_place, *boxes, **options)
+        self._state.saved_work = self._state.saved_work or rule.saves
+        if in_place:
+            return self._overwrite(args[0], result, call)
+        wrapped = replaced(result, (Boxed, Tensor), lambda made: self._apart(made, call.tensors))
+        for made in find([wrapped], PerturbedTensor):
+            if rule.aliases or any(made.held is tensor.held for tensor in call.tensors):
+                call.tensors[0].share_with(made)
+        return wrapped
+
+    def _apart(self, result: Boxed | Tensor, made_of: list[PerturbedTensor]) -> PerturbedTensor:
+        """A rule's result; a finished tensor in memory that no box reads."""
+        if isinstance(result, Tensor):
+            for boxes in (tensor.held for tensor in made_of):
+                if not isinstance(boxes, Boxed) or boxes.postponed is not None:
+                    continue
+                if same_memory(result, boxes.values):
+                    return self.perturbed(result.clone())
+        return self.perturbed(result)
+
+    def _overwrite(self, tensor: PerturbedTensor, result: Any, call: _Call) -> PerturbedTensor:
+        """Let a tensor hold what a function would have written into it."""
+        if result is tensor.held:
+            return tensor
+        if result.dtype != tensor.held.dtype or tuple(result.shape) != tuple(tensor.held.shape):
+            raise NoRule("its result has another type or shape than what it is written into")
+        _check_unshared(tensor, call)
+        tensor.held = result
+        return tensor
+
+    def _densely(self, call: _Call) -> Any:
+        """Call a function with all values of all copies."""
+        self._before_writing(call)
+        if exposes(call.func):
+            self._expose(call)
+        result = self._call(call)
+        for leaf in leaves(result):
+            # A nested tensor has no shape that copies could be followed in.
+            is_nested = isinstance(leaf, Tensor) and leaf.is_nested
+            if is_nested or not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
+                self._state.leaked = True
+                if not isinstance(leaf, NUMBERS):
+                    self._expose(call)
+        known = {id(tensor.held): tensor for tensor in call.tensors}
+
+        def follow(made: Tensor) -> Tensor:
+            if made.is_nested or id(made) in known:
+                return known.get(id(made), made)
+            return self.perturbed(made)
+
+        wrapped = replaced(result, Tensor, follow)
+        for made in find([wrapped], PerturbedTensor):
+            for tensor in call.tensors:
+                both = made.held, tensor.held
+                if made is tensor or any(isinstance(held, Boxed) for held in both):
+                    continue
+                if same_memory(*both):  # type: ignore[arg-type]
+                    tensor.share_with(made)
+        return wrapped
+
+    def _expose(self, call: _Call) -> None:
+        """Give tensors memory of their own that can be written at any time, by anyone."""
+        for tensor in call.tensors:
+            _check_unshared(tensor, call)
+            self._state.write_log.expose(self.own(tensor))
+
+    def _before_writing(self, call: _Call) -> None:
+        """Make sure that a function writes into memory that no box reads."""
+        name = getattr(call.func, "__name__", "").partition(".")[0]
+        if name in REFUSED and call.func != SET_REQUIRES_GRAD:
+            raise _refusal(f"the model replaces or reinterprets a tensor's memory by {call.name}")
+        for tensor in call.written():
+            if isinstance(tensor, PerturbedTensor):
+                _check_unshared(tensor, call)
+                self._state.write_log.note(self.own(tensor))
+            else:
+                # What is written may come from a perturbed tensor.
+                self._state.leaked = True
+                self._state.write_log.note(tensor)
+
+    def _call(self, call: _Call) -> Any:
+        """Call a function with ordinary tensors, without access to the boxes' memory."""
+        dense = {id(tensor): self.dense(tensor) for tensor in call.tensors}
+        result = call.result(lambda tensor: dense[id(tensor)])
+        again = False
+        for tensor in call.tensors:
+            if not isinstance(tensor.held, Boxed) or not lets_out(result, dense[id(tensor)]):
+                continue
+            # A view: from now on the tensor is what is viewed, as writing into one of them must be
+            # seen in the other.
+            if same_memory(tensor.held.values, dense[id(tensor)]):
+                dense[id(tensor)] = dense[id(tensor)].clone()
+                again = True
+            tensor.held = dense[id(tensor)]
+        if not again:
+            return result
+        if call.written():
+            raise _refusal(f"the model calls {call.name}, which writes and returns a view")
+        return self._call(call)
+
+    def _check_pass(self, call: _Call) -> None:
+        if any(tensor.follower is not self for tensor in call.tensors):
+            raise _refusal("the model keeps tensors from one pass to the next")
+
+
+def _needs_no_values(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the result does not depend on the values of any perturbed tensor."""
+    if func in FACTORIES:
+        others = (args[1:], {k: v for k, v in kwargs.items() if k not in ("input", "self")})
+        return next(find(others, PerturbedTensor), None) is None
+    return func in SHAPED_LIKE and type(args[0] if args else None) is not PerturbedTensor
+
+
+def _check_unshared(tensor: PerturbedTensor, call: _Call) -> None:
+    if tensor.shares_elsewhere():
+        raise _refusal(
+            f"the model calls {call.name} on a tensor that shares memory with another one",
+            ", or make that call out of place in the model",
+        )
+
+
+def _refusal(what: str, otherwise: str = "") -> IncrementalError:
+    return IncrementalError(f"{what}, which boxes can't follow; use engine='dense'{otherwise}")

@@ -1,27 +1,172 @@
-"""What is done with boxes when the model calls a function; importing this declares all rules."""
+"""Which rule is for which function of PyTorch's. Rules are declared where they are written::
 
-from captum_pda.engines.incremental.rules import (
-    convolution,
-    joining,
-    padding,
-    pixel,
-    pooling,
-    shape,
-)
-from captum_pda.engines.incremental.rules.arguments import arrange, pop_inplace
-from captum_pda.engines.incremental.rules.registry import IN_PLACE, RULES, Rule, rule
+    @rule("flip", aliases=False, saves=False)
+    def flip(state: PassState, func: Callable[..., Tensor], x: Boxed, dims: Any) -> Boxed:
+        ...
 
-__all__ = [
-    "IN_PLACE",
-    "RULES",
-    "Rule",
-    "arrange",
-    "convolution",
-    "joining",
-    "padding",
-    "pixel",
-    "pooling",
-    "pop_inplace",
-    "rule",
-    "shape",
-]
+A rule is called as ``rule(state, func, *args, **kwargs)`` with a ``Boxed`` in the place of every
+perturbed tensor and the arguments in the order of the function's own. It returns a ``Boxed``
+(or several, or a finished tensor), or raises ``NoRule``. A function without a rule goes dense.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from captum_pda import _torch
+from captum_pda.engines.incremental.cache import Function, parameters_in_python
+
+AnyFunction = TypeVar("AnyFunction", bound=Function)
+
+#: Where PyTorch has a function, under one name.
+OWNERS = (torch, F, Tensor, _torch.nn_functions, torch.special)
+#: Other names that PyTorch allows for arguments.
+OTHER_NAMES = {
+    "axis": "dim",
+    "keepdims": "keepdim",
+    "x2": "other",
+    "self": "input",
+    "x": "input",
+    "x1": "input",
+    "a": "input",
+}
+
+
+class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
+    """A rule does not hold for these arguments; the message completes "because ..."."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a function is applied to boxes: see ``rule``."""
+
+    apply: Function
+    signature: inspect.Signature
+    aliases: bool
+    saves: bool
+
+
+#: The rule of each function.
+RULES: dict[Function, Rule] = {}
+#: Functions that write into their first argument, and the same functions that do not.
+IN_PLACE: dict[Function, Function] = {}
+
+
+def rule(
+    *functions: str | Function, aliases: bool = False, saves: bool = False, in_place: bool = False
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Declare a rule.
+
+    Args:
+        functions: names, several in a string if there are many, for the functions of these names
+            wherever PyTorch has them; or a function itself.
+        aliases: whether the function's result shares memory with its argument in PyTorch, so that
+            writing into one is seen in the other. A rule that returns its argument always does.
+        saves: whether the rule saves work; without such a rule boxes are of no use.
+        in_place: whether it also holds for the functions that write into their first argument,
+            whose names end with an underscore.
+    """
+
+    def declare(apply: AnyFunction) -> AnyFunction:
+        made = Rule(apply, inspect.signature(apply), aliases, saves)
+        for function in functions:
+            for func in [function] if callable(function) else named(function):
+                RULES[func] = made
+            for name in function.split() if in_place and isinstance(function, str) else ():
+                writing = f"__i{name.strip('_')}__" if name.startswith("__") else f"{name}_"
+                for owner in OWNERS:
+                    if hasattr(owner, name) and hasattr(owner, writing):
+                        IN_PLACE[getattr(owner, writing)] = getattr(owner, name)
+        return apply
+
+    return declare
+
+
+def named(names: str) -> list[Function]:
+    """The functions of these names, wherever PyTorch has them."""
+    return [
+        getattr(owner, name)
+        for name in names.split()
+        for owner in OWNERS
+        if callable(getattr(owner, name, None))
+    ]
+
+
+def pop_inplace(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """The arguments without ``inplace``, and whether that was true."""
+    if "inplace" in kwargs:
+        others = {name: value for name, value in kwargs.items() if name != "inplace"}
+        return args, others, bool(kwargs["inplace"])
+    place = _place_of_inplace(func)
+    if place is None or place >= len(args):
+        return args, kwargs, False
+    return args[:place] + args[place + 1 :], kwargs, bool(args[place])
+
+
+@lru_cache(maxsize=1024)
+def _place_of_inplace(func: Function) -> int | None:
+    names = [parameter.name for parameter in parameters_in_python(func)]
+    return names.index("inplace") if "inplace" in names else None
+
+
+def arrange(
+    made: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments that fit a rule, from those of a valid call of ``func``, however they are given."""
+    kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
+    if not args and "input" in kwargs:
+        args = (kwargs.pop("input"),)
+    if _fit(made, args, kwargs):
+        return args, kwargs
+    for form in _forms(func):
+        by_position = _in_order(form, args, kwargs)
+        if by_position is not None and _fit(made, *by_position):
+            return by_position
+    raise NoRule("its arguments are given in a form that the rule does not know")
+
+
+def _fit(made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        made.signature.bind(None, None, *args, **kwargs)  # the state, the function
+    except TypeError:
+        return False
+    return True
+
+
+def _forms(func: Function) -> Iterator[list[tuple[str, bool, Any]]]:
+    """The ways to call a function of PyTorch's: names, whether only by name, and defaults."""
+    plain = parameters_in_python(func)
+    if plain:
+        yield [(p.name, p.kind is p.KEYWORD_ONLY, p.default) for p in plain]
+    empty = inspect.Parameter.empty
+    for schema in _torch.named_schemas(getattr(func, "__name__", "")):
+        yield [
+            (a.name, a.kwarg_only, a.default_value if a.has_default_value() else empty)
+            for a in schema.arguments
+        ]
+
+
+def _in_order(
+    form: list[tuple[str, bool, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The same arguments by position, except those that can't be; None if the form differs."""
+    values, left = list(args), dict(kwargs)
+    positional = [(name, default) for name, only_by_name, default in form if not only_by_name]
+    for name, default in positional[len(args) :]:
+        if not any(other in left for other, _ in positional):
+            break
+        if name not in left and default is inspect.Parameter.empty:
+            return None
+        values.append(left.pop(name, default))
+    known = {name for name, _, _ in form}
+    return (tuple(values), left) if known.issuperset(left) else None

@@ -11,12 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.incremental.boxed import Boxed
-from captum_pda.engines.incremental.no_rule import NoRule
-from captum_pda.engines.incremental.pass_state import PassState
-from captum_pda.engines.incremental.rules.registry import rule
-from captum_pda.engines.incremental.sliding import slide_boxes, slides_for
-from captum_pda.engines.incremental.spans import Integers, Slide, Span
+from captum_pda.engines.incremental.boxes import (
+    Boxed,
+    Integers,
+    Slide,
+    Span,
+    slide_boxes,
+    slides_for,
+)
+from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.rules import NoRule, rule
 
 MAX_POOLING: dict[int, Callable[..., Tensor]] = {
     1: torch.max_pool1d,
@@ -53,7 +57,7 @@ def max_pool(
         return _whole(pool(x.values, *arguments), x)
     base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, dilation)
-    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=-math.inf)
+    maps, spans = slide_boxes(x, slides, base.shape[2:], outside=-math.inf)
     return Boxed(pool(maps, kernel_size, stride, 0, dilation), spans, base, x.space)
 
 
@@ -81,7 +85,7 @@ def average_pool(
         return _whole(pool(x.values, *arguments), x)
     base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, 1)
-    maps, spans = slide_boxes(state, x, slides, base.shape[2:], outside=0.0)
+    maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
     values = pool(maps, kernel_size, stride)
     area = math.prod(slide.kernel for slide in slides)
     if divisor_override is not None:
@@ -180,7 +184,7 @@ def _adaptive_kernel(x: Boxed, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check_images(x: Boxed) -> None:
     if not isinstance(x, Boxed) or not x.images:
-        raise NoRule("its input is no batch of images")
+        raise NoRule("its input is not a batch of images")
 
 
 def _whole(values: Tensor, x: Boxed) -> Boxed:

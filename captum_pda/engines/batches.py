@@ -11,7 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.engines.batch_size import BatchSize, is_out_of_memory
+from captum_pda.errors import warn_user
+
+#: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
+#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
+VALUES_PER_BATCH = {"cpu": 2**21, "other": 2**24}
+LARGEST_BATCH = 1024
 
 #: The numbers of some rows.
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -19,27 +24,67 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 RunBatch: TypeAlias = Callable[[Rows], Tensor]
 
 
-def _nothing(rows: int = 0) -> None:
-    """No progress is shown, nothing is held."""
+class BatchSize:
+    """A batch size that is chosen automatically, and halved when memory runs out.
+
+    Args:
+        rows: the most copies at once; None chooses by the size of an example.
+        values: how many numbers go into the model with each copy, if more than the perturbed
+            tensor's.
+
+    It is shared by all examples of one call, so that memory runs out only once.
+    """
+
+    def __init__(self, rows: int | None = None, values: int = 1) -> None:
+        self._rows = rows
+        self._values = values
+
+    def rows_for(self, example: Tensor, times: int = 1) -> int:
+        """The number of copies of this example to run at once.
+
+        An automatic choice is multiplied by ``times``, for copies that are not held in full.
+        """
+        if self._rows is not None:
+            return self._rows
+        in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+        return max(1, min(LARGEST_BATCH, times * in_batch // max(self._values, example.numel())))
+
+    def halve(self, failed: int) -> None:
+        """Continue with half of a batch that did not fit."""
+        self._rows = failed // 2
+        warn_user(
+            f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
+            f"Pass perturbations_per_eval={self._rows} to start there."
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
+    )
 
 
 class BatchLoop:
-    """Takes rows through a model in batches; where one fails, tries the same rows in another way.
+    """Takes rows through a model in batches; where a batch fails, runs it in another way.
 
     - A batch that does not fit in memory is halved, for all that share the ``batch_size``.
     - A model that can't take images with their channels last gets them contiguous.
 
     There are no gradients. Inference mode would save no time that can be measured, and a tensor
-    that the model keeps for later, such as a positional code, could not be used for training.
+    that the model keeps, such as a positional code, could not be used for training later.
 
     Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far.
 
     Args:
         batch_size: how many rows at once.
         example: one row of what goes into the model, (1, C, *space).
-        times: how many times an automatic batch size is multiplied, for rows that are not held in
+        times: by how much an automatic batch size is multiplied, for rows that are not held in
             full.
-        before_retry: called before rows are tried again, to let go of what was held for them.
+        before_retry: called before rows are run again, to free what was held for them.
 
     What runs a batch reads ``channels_last`` to lay out its rows.
 
@@ -54,7 +99,7 @@ class BatchLoop:
         batch_size: BatchSize,
         example: Tensor,
         times: int = 1,
-        before_retry: Callable[[], object] = _nothing,
+        before_retry: Callable[[], object] = lambda: None,
     ) -> None:
         self._batch_size = batch_size
         self._example = example
@@ -74,15 +119,15 @@ class BatchLoop:
         self,
         rows: int | Rows,
         run_batch: RunBatch,
-        advance: Callable[[int], object] = _nothing,
+        advance: Callable[[int], object] = lambda rows: None,
     ) -> Tensor:
         """Run all rows, some at a time.
 
         Args:
             rows: how many there are, or the numbers 0, 1, ... of all of them in the order to run.
-            run_batch: from the numbers of some rows to what is kept of each, (rows, columns); the
-                model's outputs must be read in there.
-            advance: told how many rows have just gone through the model.
+            run_batch: from the numbers of some rows to what is kept of each, (rows, columns); it
+                reads the model's outputs.
+            advance: called with the number of rows after each batch.
 
         Returns:
             (rows, columns): what was kept, in the order of the rows' numbers.
@@ -96,7 +141,11 @@ class BatchLoop:
                 with torch.no_grad():
                     found = run_batch(some)
             except (RuntimeError, MemoryError) as error:
-                if not self._can_go_on(error, len(some)):
+                if is_out_of_memory(error) and len(some) > 1:
+                    self._batch_size.halve(len(some))
+                elif self.channels_last and "view size is not compatible" in str(error):
+                    self.channels_last = False
+                else:
                     raise
                 self._before_retry()
                 continue
@@ -111,19 +160,7 @@ class BatchLoop:
         self.unfinished = None
         return results
 
-    def _can_go_on(self, error: BaseException, n_rows: int) -> bool:
-        """Whether the same rows can be tried again, in another way."""
-        if is_out_of_memory(error) and n_rows > 1:
-            self._batch_size.halve(n_rows)
-        elif self.channels_last and "view size is not compatible" in str(error):
-            self.channels_last = False
-        else:
-            return False
-        return True
-
 
 def by_sample(results: Tensor | None, n_samples: int) -> Tensor | None:
-    """Results (samples x windows, columns) as (samples, windows, columns), while there are some."""
-    if results is None:
-        return None
-    return results.reshape(n_samples, len(results) // n_samples, -1)
+    """Results (samples x windows, columns) as (samples, windows, columns), if there are any."""
+    return None if results is None else results.reshape(n_samples, len(results) // n_samples, -1)

@@ -1,0 +1,149 @@
+"""What evidence says in words: one place for lists, pictures, pages and notebooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from captum_pda.files import counted
+from captum_pda.model.measures import Measure, signed
+
+if TYPE_CHECKING:
+    from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
+
+#: How many examples, and how many outputs of each, ``print(evidence)`` tells.
+N_EXAMPLES, N_OUTPUTS = 4, 3
+
+
+@dataclass(frozen=True)
+class ContextWords:
+    """How the question of a context is asked and answered.
+
+    Args:
+        choice: the question about all regions, as something to choose.
+        each: the same as part of a sentence.
+        question: the question about one region.
+        answer: its answer; ``{change}`` is what changes without the region, ``{value}`` what the
+            region adds, ``{seen}`` and ``{changed}`` are the predictions before and after.
+        effect: how a sentence about one region's effect begins.
+        picture: what a picture of what the model was shown is called.
+    """
+
+    choice: str
+    each: str
+    question: str
+    answer: str
+    effect: str
+    picture: str
+
+
+#: The words of each context: "full" (all else is seen) and "empty" (nothing else is seen).
+CONTEXTS = {
+    "full": ContextWords(
+        choice="Without each region",
+        each="without each region",
+        question="without it",
+        answer="without it: {seen} -> {changed} ({change})",
+        effect="Seeing it",
+        picture="Expected in its place",
+    ),
+    "empty": ContextWords(
+        choice="Each by itself",
+        each="each region by itself",
+        question="by itself",
+        answer="by itself: {value} over nothing",
+        effect="By itself, it",
+        picture="By itself",
+    ),
+}
+#: What is said of a region about which the sizes disagree.
+UNCERTAIN = "uncertain: other sizes disagree"
+
+
+def with_unit(value: float, measure: Measure) -> str:
+    """A value with its sign and unit."""
+    return f"{signed(value)} {measure.unit}".rstrip()
+
+
+def answer(
+    context: str, value: float, seen: float | None, changed: float | None, measure: Measure
+) -> str:
+    """The answer to the question of a context about one region.
+
+    Args:
+        context: the context it was asked in.
+        value: the region's evidence.
+        seen, changed: the predictions before the region was changed and after, where they are told.
+        measure: what evidence is measured in.
+    """
+    said = ["" if one is None else measure.in_words(one) for one in (seen, changed)]
+    return CONTEXTS[context].answer.format(
+        seen=said[0],
+        changed=said[1],
+        change=with_unit(-value, measure),
+        value=with_unit(value, measure),
+    )
+
+
+def question(part: EvidencePart) -> str:
+    """What was asked of all regions of a part."""
+    words = CONTEXTS[part.context].each
+    return words if part.depth == "input" else f"{words} of the features of {part.depth}"
+
+
+def description(evidence: WindowEvidence) -> str:
+    """A few lines about evidence, as it is printed."""
+    n = len(evidence.scores)
+    shapes = ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in evidence.inputs)
+    lines = [
+        f"Evidence of {counted(n, 'example')} of {shapes} about "
+        f"{counted(evidence.scores.shape[1], 'output')}, measured in {evidence.measure.label}"
+    ]
+    for example in range(min(n, N_EXAMPLES)):
+        before = f"  [{example}] " if n > 1 else "  "
+        lines.append(f"{before}{predictions(evidence, example)}")
+    if n > N_EXAMPLES:
+        lines.append(f"  and {counted(n - N_EXAMPLES, 'more example', 'more examples')}")
+    asked: dict[str, list[str]] = {}
+    for part in evidence.parts:
+        asked.setdefault(question(part), []).append(part.regions.title)
+    for words, titles in asked.items():
+        lines.append(f"  {words}: {_joined(titles)}")
+    passes = sum(int(part.drawn.sum()) for part in evidence.parts)
+    lines.append(f"  {counted(passes, 'forward pass', 'forward passes')} of regions")
+    return "\n".join(lines)
+
+
+def predictions(evidence: WindowEvidence, example: int) -> str:
+    """The highest outputs of an example."""
+    scores = evidence.scores[example]
+    top = scores.topk(min(N_OUTPUTS, len(scores))).indices.tolist()
+    measure = evidence.measure
+    outputs = [
+        f"{output_name(evidence, column)} "
+        f"({measure.in_words(float(measure.prediction(scores[column])))})"
+        for column in top
+    ]
+    kind = "most probable" if evidence.output != "raw" else "largest"
+    return f"{kind}: {', '.join(outputs)}" if len(scores) > 1 else f"output: {outputs[0]}"
+
+
+def output_name(evidence: WindowEvidence, column: int) -> str:
+    """What an output is called without labels: its number, or its place."""
+    shape = evidence.output_shape
+    if len(shape) <= 1:
+        return str(column)
+    place = []
+    for size in reversed(shape):
+        column, rest = divmod(column, size)
+        place.append(rest)
+    return str(tuple(reversed(place)))
+
+
+def _joined(titles: list[str]) -> str:
+    """Titles in one line, with what they share said once: "12, 25 and 60 superpixels"."""
+    halves = [title.split(" ", 1) for title in titles]
+    if len(titles) > 1 and len({tuple(half[1:]) for half in halves}) == 1:
+        numbers = [half[0] for half in halves]
+        return f"{', '.join(numbers[:-1])} and {numbers[-1]} {halves[0][1]}"
+    return ", ".join(titles)
