@@ -200,6 +200,12 @@ def coalitions_of(
 # Interactions
 
 
+def meaning(interaction: float, evidence: float) -> str:
+    """What an interaction of two parts with this evidence together means, in words."""
+    words = COVER if (interaction > 0) == (evidence >= 0) else TOGETHER
+    return words if evidence >= 0 else f"{words}, against the class"
+
+
 @dataclass(frozen=True, eq=False)
 class Interaction:
     """What two regions say together.
@@ -222,10 +228,7 @@ class Interaction:
     @property
     def meaning(self) -> str:
         """What the interaction means: "each covers for the other" or "they speak only together"."""
-        both, one, other = self.lost
-        speaks_for = both + one + other >= 0
-        words = COVER if (self.value > 0) == speaks_for else TOGETHER
-        return words if speaks_for else f"{words}, against the class"
+        return meaning(self.value, sum(self.lost))
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
