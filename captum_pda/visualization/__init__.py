@@ -17,6 +17,7 @@ from captum_pda.visualization.regions import (
     visualize_self_test,
     visualize_strongest_regions,
 )
+from captum_pda.visualization.together import visualize_interactions, visualize_parts
 
 __all__ = [
     "evidence_scale",
@@ -24,6 +25,8 @@ __all__ = [
     "visualize_evidence_multiple",
     "visualize_evidence_parts",
     "visualize_explanation",
+    "visualize_interactions",
+    "visualize_parts",
     "visualize_self_test",
     "visualize_strongest_regions",
 ]

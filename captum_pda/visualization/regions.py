@@ -14,7 +14,7 @@ from scipy.ndimage import distance_transform_edt
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
-from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.strongest import Pixels, StrongRegion, strongest_regions
 from captum_pda.visualization.arrays import (
     Floats,
     Image,
@@ -261,12 +261,15 @@ def draw_outlines(
     """Outline regions in their own shape, those for in red and those against in blue."""
     for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
         for number, region in enumerate(regions, start=1):
-            _outline(axes, region, colour, str(number))
+            outline(axes, region.pixels, colour, str(number), region.uncertain)
 
 
-def _outline(axes: Axes, region: StrongRegion, colour: str, number: str | None = None) -> None:
-    """A region's outline with a white rim, and its number where there is most room inside."""
-    inside = np.pad(region.pixels, 1).astype(float)
+def outline(
+    axes: Axes, pixels: Pixels, colour: str, number: str | None = None, dashed: bool = False
+) -> tuple[float, float]:
+    """A region's outline with a white rim, and its number where there is most room inside: the
+    column and the row of that place are returned."""
+    inside = np.pad(pixels, 1).astype(float)
     height, width = inside.shape
     lines = axes.contour(
         np.arange(width) - 1,
@@ -275,29 +278,30 @@ def _outline(axes: Axes, region: StrongRegion, colour: str, number: str | None =
         levels=[0.5],
         colors=[colour],
         linewidths=1.8,
-        linestyles="--" if region.uncertain else "-",
+        linestyles="--" if dashed else "-",
     )
     lines.set_path_effects([patheffects.withStroke(linewidth=3.2, foreground="white")])
     axes.set_xlim(-0.5, width - 2.5)
     axes.set_ylim(height - 2.5, -0.5)
+    depth = distance_transform_edt(inside)
+    row, column = (int(place) - 1 for place in np.unravel_index(int(depth.argmax()), depth.shape))
     if number:
-        depth = distance_transform_edt(inside)
-        row, column = np.unravel_index(int(depth.argmax()), depth.shape)
         axes.annotate(
             number,
-            (column - 1, row - 1),
+            (column, row),
             horizontalalignment="center",
             verticalalignment="center",
             fontsize=8,
             color="white",
             bbox={"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "white"},
         )
+    return column, row
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
     """Draw a region and half as much again on every side."""
     draw_picture(axes, shown)
-    _outline(axes, region, colour)
+    outline(axes, region.pixels, colour, None, region.uncertain)
     for first, width, size, limit, turned in (
         (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
         (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),
