@@ -72,7 +72,7 @@ def overhead(scale: Scale) -> None:
     rows = BatchSize().rows_for(image)
 
     def with_library() -> None:
-        EfficientPDA(model, engine="dense").evidence(image, windows=part)
+        EfficientPDA(model, engine="dense").evidence(image, regions=part)
 
     fills = GaussianPatchPrior(18).fit(image).conditional_mean(image[0], part)
     batches = []

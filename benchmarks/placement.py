@@ -89,7 +89,7 @@ def all_windows(side: int) -> list[npt.NDArray[np.float64]]:
         with torch.no_grad():
             target = int(model(image).argmax())
         grid = WindowGrid((side, side), (speed.WINDOW,) * 2, (1, 1))
-        evidence = EfficientPDA(model).evidence(image, windows=grid)
+        evidence = EfficientPDA(model).evidence(image, regions=grid)
         bits = evidence.window_values(target)[0].double().numpy()
         found.append(bits.reshape((side - speed.WINDOW + 1,) * 2))
     return found

@@ -73,7 +73,7 @@ def measure(task: dict) -> dict[str, float]:
         if task["what"] == "attribute" and some is None:
             pda.attribute(images, 0, sliding_window_shapes=window, strides=stride)
         else:
-            pda.evidence(images, windows=some or grid)
+            pda.evidence(images, regions=some or grid)
 
     run(grid.pick(range(0, len(grid), max(1, len(grid) // 32))))  # buffers, caches, threads
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -37,11 +37,11 @@ def against_paper(rounds: int, tiny: bool) -> None:
     def sampled() -> None:
         pda = SampledPDA(model, engine="dense")
         windows = grid.pick(blocks["sampled"])
-        pda.evidence(image, windows=windows, n_samples=N_SAMPLES, perturbations_per_eval=N_SAMPLES)
+        pda.evidence(image, regions=windows, n_samples=N_SAMPLES, perturbations_per_eval=N_SAMPLES)
 
     def efficient() -> None:
         windows = grid.pick(blocks["efficient"])
-        EfficientPDA(model, engine="auto").evidence(image, windows=windows)
+        EfficientPDA(model, engine="auto").evidence(image, regions=windows)
 
     best = best_times({"sampled": sampled, "efficient": efficient}, rounds, speed.clock())
     per_window = {name: best[name] / len(blocks[name]) for name in best}

@@ -60,7 +60,7 @@ ELSEWHERE = {
     "is no convergence delta",
     "show_progress": "one pass explains all windows at once",
     "stdevs": "wrap the method: captum.attr.NoiseTunnel(method).attribute(...)",
-    "windows": "evidence(..., windows=...) takes some windows only",
+    "windows": "regions=grid.pick([...]) takes some windows only",
 }
 
 

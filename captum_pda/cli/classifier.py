@@ -19,7 +19,7 @@ from captum_pda.cli.photos import Array
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.outputs import OUTPUTS, scores_of
+from captum_pda.model.outputs import OUTPUT_KINDS, scores_of
 
 IMAGENET_CLASSES = 1000
 #: Before a photo is scaled, its longer side is cut to this many times its shorter one. Models look
@@ -234,12 +234,13 @@ def output_kind(asked: str | None, stated: str | None, model: nn.Module, image: 
     A model that ends in a sigmoid or softmax does not return logits: it is refused unless a kind
     was asked or stated, and a kind that contradicts it is warned of.
     """
-    if stated is not None and stated not in OUTPUTS:
+    if stated is not None and stated not in OUTPUT_KINDS:
         raise UsageError(
-            f"the model's output_kind is {stated!r}; it must be one of {', '.join(OUTPUTS)}"
+            f"the model's output_kind is {stated!r}; it must be one of {', '.join(OUTPUT_KINDS)}"
         )
     kind = asked or stated
-    ending = probability_ending(model, image) if kind in (None, "logits", "multilabel") else None
+    are_logits = OUTPUT_KINDS[kind or "logits"].are_logits
+    ending = probability_ending(model, image) if are_logits else None
     if ending is None:
         return kind or "logits"
     name, module = ending

@@ -28,9 +28,9 @@ from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import Readout, scores_of
+from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
@@ -229,9 +229,10 @@ class PhotoExplainer:
         measure: Measure = self._method().measure
         with torch.no_grad():
             outputs = scores_of(self.classifier.model(image))
+        kind = find_output_kind(self.classifier.output)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the method warns of the same
-            scores = Readout.of(self.classifier.output, outputs).every(outputs)[0]
+            scores = ExplainedOutputs.all_of(kind, outputs).scores(outputs)[0]
         predictions = measure.prediction(scores)
         named, pair = named_classes(self.options, self.classifier.labels)
         if named is None:
@@ -265,7 +266,7 @@ class PhotoExplainer:
 
     def regions(self, image: Tensor, context: str = "full") -> tuple[Regions, ...]:
         """What is hidden of a model's input, size by size."""
-        (regions,) = RegionChoice(**self._regions).resolve((image,), (context,))[context]
+        (regions,) = choose_regions((image,), context, **self._regions)[context]
         return regions
 
     def choose_engine(self, folder: Path | None, overwrite: bool, photos: Any) -> str:
@@ -292,7 +293,7 @@ class PhotoExplainer:
         middle = regions[len(regions) // 2]
         if isinstance(middle, WindowGrid):
             some = np.linspace(0, len(middle) - 1, FEWEST_COPIES).astype(int).tolist()
-            pda.evidence(image, windows=middle.pick(some))
+            pda.evidence(image, regions=middle.pick(some))
         else:
             pda.evidence(image, superpixels=middle.size[0])
         report = pda.engine_report
@@ -320,7 +321,7 @@ class PhotoExplainer:
     ) -> Answer:
         """A backward pass for each class; there are no forward passes to share."""
         # log2 P(first)/P(second) is a difference, and so is its gradient.
-        is_ratio = len(classes) > 1 and self.classifier.output != "raw"
+        is_ratio = len(classes) > 1 and self._method().measure.needs_probabilities
         method = self._method("information_difference" if is_ratio else "weight_of_evidence")
         first, *others = (
             method.attribute(image, target=number, **self._regions)[0, 0] for number in classes

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
-from captum_pda.model.outputs import OUTPUTS
-from captum_pda.regions.superpixels import GRANULARITIES
+from captum_pda.model.outputs import OUTPUT_KINDS
+from captum_pda.regions.contexts import CONTEXTS
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
-CONTEXTS = ("full", "empty", "both")
 
 
 def positive(given: str) -> int:
@@ -59,10 +58,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     model.add_argument(
         "--output-kind",
-        choices=OUTPUTS,
-        help="what its outputs are. logits: of classes that exclude each other, before a softmax "
-        "(default, unless the model says otherwise). multilabel: of labels, each before a sigmoid "
-        "of its own. probabilities: of either, after it. raw: plain numbers, as of a regression",
+        choices=list(OUTPUT_KINDS),
+        help="what its outputs are (default: logits, unless the model says otherwise). "
+        + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
     )
     model.add_argument(
         "--device",
@@ -127,7 +125,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--effort",
-        choices=tuple(GRANULARITIES),
+        choices=tuple(CONTEXTS["full"].granularities),
         default="standard",
         help="how many passes --method pda takes by default: quick about 200, standard about 600 "
         "(default: %(default)s)",
@@ -160,7 +158,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--context",
-        choices=CONTEXTS,
+        choices=(*CONTEXTS, "both"),
         help="full: what is lost when a window goes (default of all methods but pda, which asks "
         "both). empty: what it says by itself, with nothing else seen. both: the two together",
     )

@@ -121,7 +121,7 @@ def algorithm_agreement(
     efficient, sampled = with_conditional_mean(pda), with_samples(pda)
     averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
     empirical = with_prior(pda, averaging)
-    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output, pda.measure)
+    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output_kind, pda.measure)
     evidence = efficient.evidence(inputs, *windows, *passes)
     target = target_or_predicted(target, evidence)
     arguments = (inputs, target, *windows)

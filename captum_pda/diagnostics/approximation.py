@@ -120,7 +120,7 @@ def with_prior(pda: PerturbationPDA, prior: PatchPrior | None) -> EfficientPDA:
 
 def _settings(pda: PerturbationPDA) -> dict[str, Any]:
     return {
-        "output": pda.output,
+        "output": pda.output_kind,
         "measure": pda.measure,
         "engine": pda.engine,
         "process_group": pda.process_group,
@@ -129,7 +129,7 @@ def _settings(pda: PerturbationPDA) -> dict[str, Any]:
 
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
     """The target as given, or without one the predicted class of each example."""
-    if target is None and evidence.output != "raw" and len(evidence.output_shape) == 1:
+    if target is None and evidence.measure.needs_probabilities and len(evidence.output_shape) == 1:
         return device_sync.as_integers(evidence.scores.argmax(dim=1))
     return target
 
@@ -228,9 +228,9 @@ def conditional_mean_error(
     some = SomeWindows(8) if windows is None else windows
     grid = chosen_windows(some, inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, windows=grid)
+    efficient = with_conditional_mean(pda).evidence(*common, regions=grid)
     sampled = with_samples(pda).evidence(
-        *common, n_samples=n_samples, generator=generator, windows=grid
+        *common, n_samples=n_samples, generator=generator, regions=grid
     )
     target = target_or_predicted(target, efficient)
     return ConditionalMeanError(
@@ -323,11 +323,11 @@ def sampling_convergence(
     some = SomeWindows(1) if windows is None else windows
     window = chosen_window(some, inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, windows=window)
+    efficient = with_conditional_mean(pda).evidence(*common, regions=window)
     target = target_or_predicted(target, efficient)
     # The same window many times with one sample each, so that every sample is kept apart.
     copies = window.pick([0] * (n_samples * repeats))
-    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, windows=copies)
+    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, regions=copies)
     predictions = in_double(cast(Tensor, single.predictions_without(target))).reshape(
         repeats, n_samples
     )
@@ -424,10 +424,10 @@ def activation_statistics(
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
     settings: dict[str, Any] = {"prior": pda.prior, "output": "raw", "engine": "dense"}
     settings["process_group"] = pda.process_group
-    at_mean = EfficientPDA(units, **settings).evidence(*common, windows=window)
+    at_mean = EfficientPDA(units, **settings).evidence(*common, regions=window)
     # The same window many times with one sample each, so that every sample is kept apart.
     samples = SampledPDA(units, **settings).evidence(
-        *common, n_samples=1, generator=generator, windows=window.pick([0] * n_samples)
+        *common, n_samples=1, generator=generator, regions=window.pick([0] * n_samples)
     )
     activations = in_double(samples.parts[0].scores[0])
     return ActivationStatistics(

@@ -16,7 +16,7 @@ from captum_pda.diagnostics.removal import RemovalModel
 from captum_pda.evidence.self_test import hidden_copies
 from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import prior_for
-from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.protocol import Regions
 
 
@@ -100,7 +100,7 @@ def prior_quality(
     if not all(0 < share < 1 for share in shares):
         raise ValueError(f"shares={tuple(shares)!r} must lie between 0 and 1")
     inputs = inputs.detach()
-    ((kinds,),) = (RegionChoice(**regions).resolve((inputs,))["full"],)
+    (kinds,) = choose_regions((inputs,), **regions)["full"]
     # Of several sizes the middle one, which is 60 superpixels by default.
     chosen = kinds[len(kinds) // 2]
     errors = torch.stack([_error(prior, image, chosen, n) for n, image in enumerate(inputs)])

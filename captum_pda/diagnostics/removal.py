@@ -16,9 +16,8 @@ from captum_pda._captum import TargetType
 from captum_pda.engines import BatchLoop, BatchSize
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_images, watched_columns
-from captum_pda.model.measures import measure_for
-from captum_pda.model.outputs import OUTPUTS, Readout
+from captum_pda.model.inputs import check_count, check_images
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors.empty_context import EmptyContext, blurred
 
 #: The residual, as a share of its size at the start, at which the system counts as solved.
@@ -283,7 +282,7 @@ class RemovalModel:
         inputs: (N, C, *space).
         target: what to predict of each example; None is the predicted class.
         additional_forward_args: as in ``attribute``.
-        output: "logits", "probabilities" or "raw".
+        output: "logits", "multilabel", "probabilities" or "raw", or an OutputKind.
         perturbations_per_eval: how many copies go through the model at once.
     """
 
@@ -291,12 +290,12 @@ class RemovalModel:
     inputs: Tensor
     target: TargetType
     additional_forward_args: object
-    output: str
+    output: str | OutputKind
     perturbations_per_eval: int | None
 
     def __post_init__(self) -> None:
         check_images("inputs", self.inputs)
-        check_choice("output", self.output, OUTPUTS)
+        find_output_kind(self.output)  # refuses an unknown one
         if self.perturbations_per_eval is not None:
             check_count("perturbations_per_eval", self.perturbations_per_eval)
 
@@ -308,16 +307,14 @@ class RemovalModel:
         batch_size = BatchSize(self.perturbations_per_eval, call.values_per_example)
         with evaluation_mode(self.forward_func), torch.no_grad():
             outputs = call.unperturbed()
-            readout = Readout.of(self.output, outputs)
-            shape = tuple(outputs.shape[1:])
-            columns = watched_columns(
-                self.target, readout.every(outputs), shape, self.output, "target"
-            )
+            kind = find_output_kind(self.output)
+            explained = ExplainedOutputs.all_of(kind, outputs)
+            columns = explained.watched_columns(self.target, explained.scores(outputs), "target")
             yield [
                 RemovalExample(
                     inputs[number],
                     BatchLoop(batch_size, inputs[number : number + 1]),
-                    _predictor(call.for_example(number, 0), readout, column),
+                    _predictor(call.for_example(number, 0), kind, column),
                 )
                 for number, column in enumerate(columns)
             ]
@@ -345,10 +342,10 @@ class RemovalExample:
 
 
 def _predictor(
-    forward: Callable[[Tensor], Tensor], readout: Readout, column: int
+    forward: Callable[[Tensor], Tensor], kind: OutputKind, column: int
 ) -> Callable[[Tensor], Tensor]:
-    measure = measure_for(readout.output, "weight_of_evidence")
-    return lambda copies: measure.prediction(readout.column(forward(copies), column)[:, 0])
+    measure = kind.measure()
+    return lambda copies: measure.prediction(kind.column(forward(copies), column)[:, 0])
 
 
 def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
@@ -414,7 +411,7 @@ def faithfulness_curves(
     additional_forward_args: object = None,
     baselines: Tensor | float = 0.0,
     n_steps: int = 50,
-    output: str = "logits",
+    output: str | OutputKind = "logits",
     perturbations_per_eval: int | None = None,
 ) -> FaithfulnessCurves:
     """Take pixels away (and put them in) in the order of a map, and watch the prediction.
@@ -529,7 +526,7 @@ def symmetric_relevance_gain(
     additional_forward_args: object = None,
     fills: Sequence[str] | Mapping[str, RemovalFill] = ("blur", "mean", "linear"),
     n_steps: int = 16,
-    output: str = "logits",
+    output: str | OutputKind = "logits",
     perturbations_per_eval: int | None = None,
 ) -> SymmetricRelevanceGain:
     """Remove pixels in the order of a map and in the reverse order, and compare the predictions.

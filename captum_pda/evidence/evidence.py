@@ -42,7 +42,7 @@ class Reading:
 
     Args:
         output_shape: the shape of one example's output, whose flat columns these are.
-        output: "logits", "probabilities" or "raw".
+        output: the name of the output kind, such as "logits".
         measure: what differences are measured in.
         summed: whether the columns are those of a region, which is explained as a whole: as the
             sum over its columns.
@@ -439,7 +439,7 @@ class WindowEvidence:
 
     @property
     def output(self) -> str:
-        """How the model's outputs are read: "logits", "probabilities" or "raw"."""
+        """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
         return self.reading.output
 
     @property
@@ -450,8 +450,8 @@ class WindowEvidence:
     @property
     def probabilities(self) -> Tensor:
         """P(c|x) of every output with everything seen, (N, *output_shape)."""
-        if self.output == "raw":
-            raise ValueError("raw outputs have no probabilities; use output='logits'")
+        if not self.measure.needs_probabilities:
+            raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
     @property

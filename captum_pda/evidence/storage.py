@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_pda.errors import warn_user
 from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.measures import MEASURES, Measure
-from captum_pda.model.outputs import OUTPUTS
+from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.priors import prior_settings
 from captum_pda.priors.protocol import FLOATS, StoredTensors, opened_tensors, save_tensors
 from captum_pda.regions.masks import FeatureMaskRegions
@@ -209,8 +209,8 @@ class _Table:
 
 def _reading(settings: _Table) -> Reading:
     output = settings.text("output")
-    if output not in OUTPUTS:
-        raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUTS)}")
+    if output not in OUTPUT_KINDS:
+        raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUT_KINDS)}")
     return Reading(
         settings.counts("output_shape", 1),
         output,

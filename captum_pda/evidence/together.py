@@ -23,7 +23,7 @@ from captum_pda.evidence.strongest import (
     plain_values,
 )
 from captum_pda.model.inputs import check_count
-from captum_pda.model.measures import marginalise, percent, signed
+from captum_pda.model.measures import percent, signed
 from captum_pda.running.ask import Asker
 from captum_pda.running.progress import ProgressBar
 
@@ -72,6 +72,7 @@ class Coalitions:
                 "feature map. Make it anew with PDA(model).evidence(inputs)"
             )
         self._asker = evidence.ask
+        self.kind = evidence.ask.explained.kind
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -88,7 +89,7 @@ class Coalitions:
             progress: the title of a progress bar; None shows none.
         """
         samples = self.ask_samples(hidden, context, progress)
-        return marginalise(samples, self.evidence.output)
+        return self.kind.average(samples)
 
     def ask_samples(
         self, hidden: Any, context: str = "full", progress: ProgressBar | str | None = None
@@ -346,15 +347,15 @@ class Interactions:
     def _lost(self, samples: Tensor, target: TargetType) -> Tensor:
         """What is lost by each coalition of samples (S, K, columns), (K,)."""
         game = self.coalitions
-        scores = marginalise(samples, game.evidence.output)
+        scores = game.kind.average(samples)
         return game.values(game.seen, target) - game.values(scores, target)
 
     def _deviations(self, samples: Tensor, target: TargetType) -> Tensor:
         """By how much each sample (S, K, columns) moves the measured value of the mean, (S, K)."""
         evidence = self.coalitions.evidence
         picked = self.coalitions.pick(samples, target)
-        mean = marginalise(picked, evidence.output)
-        if evidence.output == "raw":
+        mean = self.coalitions.kind.average(picked)
+        if not self.coalitions.kind.has_probabilities:
             moved = picked - mean
         else:
             # (p_s - p) / (p (1 - p)), from the rarer of the two events.
@@ -567,7 +568,8 @@ class _Search:
 
 def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
     """The class with the largest probability of scores (columns,); None for other outputs."""
-    if evidence.output == "raw" or len(evidence.output_shape) != 1 or len(scores) < 2:
+    is_class = evidence.measure.needs_probabilities and len(evidence.output_shape) == 1
+    if not is_class or len(scores) < 2:
         return None
     return int(scores.argmax())
 
@@ -593,7 +595,7 @@ def _goal_for(
         return lambda scores: (game.predictions(scores, target) >= at_least) == keep
     if first_class(game.evidence, game.seen) is not None:
         return lambda scores: (scores.argmax(dim=1) == first) == keep
-    if game.evidence.output == "raw" or game.seen.numel() > 1:
+    if not game.kind.has_probabilities or game.seen.numel() > 1:
         raise ValueError(
             "these outputs are not one list of classes, so none is first; give the bound of the "
             "output instead, such as at_least=0.5 or below=0.5"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda._captum import PerturbationAttribution, method_repr, readable_name
+from captum_pda._captum import PerturbationAttribution, TargetType, method_repr, readable_name
 from captum_pda.distributed import Ranks
 from captum_pda.engines import (
     Engine,
@@ -18,50 +19,50 @@ from captum_pda.engines import (
     engine_for,
     engine_settings,
 )
-from captum_pda.engines.audit import warn_of_disagreement, warn_of_rounding
+from captum_pda.engines.audit import warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_inputs
-from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS
+from captum_pda.model.inputs import check_count, check_inputs
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
-from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.regions.protocol import Windows
 from captum_pda.running.ask import Asker
-from captum_pda.running.plan import (
-    Contents,
-    Depth,
-    Execution,
-    Part,
-    Request,
-    Tolerance,
-    plan_parts,
-    resolve_task,
-)
-from captum_pda.running.run import Run, agree_on_model, resolve_sampling
-from captum_pda.running.sampling import Sampling
+from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
+from captum_pda.running.run import Run, agree_on_model, agree_on_plan
+from captum_pda.running.sampling import RegionScores, Sampling
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+Documented = TypeVar("Documented", bound=Callable[..., Any])
+#: The arguments in a docstring, and one of them: its name, and its text with all further lines.
+SECTION = re.compile(r"^Args:\n((?: {4}.*\n?)*)", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+ONE_FILL = Sampling()
 
-ONE_FILL, NO_TOLERANCE = Sampling(), Tolerance()
 
+def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
+    """Document the arguments of a class or method as another one does, but for its own entries.
 
-@dataclass(frozen=True)
-class Pace:
-    """How many copies go through the model at once, and whether a progress bar shows it."""
+    So ``help`` describes every argument of each method, and none is described twice in the source.
+    """
 
-    perturbations_per_eval: int | None = None
-    show_progress: bool = False
+    def document(own: Documented) -> Documented:
+        entries = dict(ENTRY.findall(inspect.getdoc(other) or ""))
+        text = inspect.cleandoc(own.__doc__ or "")
+        if not SECTION.search(text):
+            text = re.sub(r"\n\n(?=Returns:|Example::)|\Z", "\n\nArgs:\n\n", text, count=1)
+        entries |= dict(ENTRY.findall(text))
+        names = inspect.signature(own).parameters
+        listed = [f"    {name}: {entries[name]}\n" for name in names if name in entries]
+        own.__doc__ = SECTION.sub(lambda _: "Args:\n" + "".join(listed), text).rstrip()
+        return own
 
-    def checked_perturbations(self) -> int | None:
-        """The batch size, refused unless it is a positive integer or None."""
-        if self.perturbations_per_eval is None:
-            return None
-        return check_count("perturbations_per_eval", self.perturbations_per_eval)
+    return document
 
 
 class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
@@ -99,16 +100,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(forward_func)
-        check_choice("output", output, OUTPUTS)
         self.prior = prior
-        self.output = output
-        self.measure = measure_for(output, measure)
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # refuses what is no process group
         self.process_group = process_group
@@ -127,7 +128,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return {
             "prior": prior_settings(self.prior),
             "engine": engine_settings(self.engine),
-            "output": self.output,
+            "output": self.output_kind.settings(),
             "measure": self.measure.settings(),
         }
 
@@ -143,102 +144,88 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return self._report
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
-        raise NotImplementedError
+        """What is put in the place of windows of an example (C, *space), (S, W, C, *window): here,
+        the prior's conditional mean of each."""
+        means: Tensor = prior.conditional_mean(example, windows)
+        return means.unsqueeze(0)
 
-    def _parts(self, request: Request) -> tuple[Part, ...]:
-        """What is hidden, and where: here, the regions of the inputs that were asked for."""
-        return plan_parts(self._input_depth(request), request.regions, request.context)
-
-    def _input_depth(self, request: Request) -> Depth:
+    def _place(self, call: ModelCall) -> Place:
         """The inputs themselves, as a place to hide regions in."""
-        contents = Contents(self.prior, self._needs, self._fills)
-        return Depth("input", self._model_call(request), contents, self.engine)
+        return Place("input", call, self.engine, self.prior, self._needs, self._fills)
 
-    def _model_call(self, request: Request) -> ModelCall:
-        """The model with the inputs and arguments that were given."""
-        return ModelCall(
-            self.forward_func,
-            check_inputs(request.inputs),
-            request.additional_forward_args,
-            is_tuple=isinstance(request.inputs, tuple),
-        )
+    def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
+        """What is hidden, and where: here, the regions of the inputs that were asked for."""
+        return parts_of(self._place(call), **arguments)
 
     def _explain(
         self,
-        request: Request,
-        pace: Pace,
+        inputs: Tensor | tuple[Tensor, ...],
+        target: TargetType,
+        additional_forward_args: object,
+        perturbations_per_eval: int | None,
+        show_progress: bool,
+        all_outputs: bool = False,
         sampling: Sampling = ONE_FILL,
-        tolerance: Tolerance = NO_TOLERANCE,
+        tolerance: float | None = None,
+        tolerance_target: TargetType = None,
+        **hidden: Any,
     ) -> WindowEvidence:
-        """Evidence for every output, or (as the only column) for each example's target."""
+        """Evidence for every output, or (as the only column) for each example's target.
+
+        ``hidden`` says what is hidden: the arguments of ``_parts``.
+        """
         ranks = Ranks(self.process_group)
-        title = self.get_name() if pace.show_progress and ranks.rank == 0 else None
-        execution = Execution(pace.checked_perturbations(), ranks, title)
+        title = self.get_name() if show_progress and ranks.rank == 0 else None
+        rows = perturbations_per_eval
+        if rows is not None:
+            rows = check_count("perturbations_per_eval", rows)
         with evaluation_mode(self.forward_func):
             with ranks.failing_together():
-                task = resolve_task(self._parts(request), request, self.output)
-            sampling = resolve_sampling(task, sampling, tolerance, execution, self.measure)
-            agree_on_model(self.forward_func, self.prior, task.seen, ranks)
-            run = Run.of(task, sampling, execution)
+                call = ModelCall(
+                    self.forward_func,
+                    check_inputs(inputs),
+                    additional_forward_args,
+                    is_tuple=isinstance(inputs, tuple),
+                )
+                parts = self._parts(call, **hidden)
+                plan = make_plan(parts, target, all_outputs, self.output_kind)
+            sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
+            sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
+            agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
+            run = Run(plan, sampling, rows, ranks, title)
             try:
-                with ranks.failing_together():
-                    run.finish()
-                if not run.agrees():
-                    run = run.densely()
-                    with ranks.failing_together():
-                        warn_of_disagreement(run.audit)
-                        run.finish()
+                run.finish()
             except BaseException as error:
                 if not isinstance(error, Exception) or ranks.lost:
-                    run = run.alone()  # the others are not here to tell what they know
-                if run.has_begun or run.execution.ranks.count > 1:
-                    unfinished = self._assemble(run)
+                    run.ranks = Ranks()  # the others are not here to tell what they know
+                if run.has_begun or run.ranks.count > 1:
+                    unfinished = self._evidence(run)
                     attach_result(
-                        error,
-                        unfinished if request.all_outputs else unfinished.partial_attribution(),
+                        error, unfinished if all_outputs else unfinished.partial_attribution()
                     )
                 raise
             finally:
                 self._report = run.report
-            evidence = self._assemble(run)
+            evidence = self._evidence(run)
         warn_of_rounding(run.audit)
-        task.reader.readout.check_saturation(
-            evidence.scores, *(part.scores for part in evidence.parts)
-        )
+        plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
-    def _assemble(self, run: Run) -> WindowEvidence:
+    def _evidence(self, run: Run) -> WindowEvidence:
         """What is known of a run, by any rank, as evidence."""
-        task = run.task
-        call = task.parts[0].depth.call
+        plan = run.plan
+        call, explained = plan.parts[0].place.call, plan.explained
         reading = Reading(
-            task.reader.kept_shape, self.output, self.measure, task.reader.region is not None
+            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
         )
-        known = zip(task.parts, task.references, run.together(), strict=True)
-        parts = tuple(
-            EvidencePart(
-                part.tensor,
-                part.regions,
-                part.context,
-                reading,
-                reference,
-                _with_absent(found.scores, reference, part.regions),
-                found.n_drawn,
-                _errors(found.errors, found.scores, part),
-                part.depth.name,
-            )
-            for part, reference, found in known
-        )
+        known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
+        parts = tuple(_evidence_part(*each, reading) for each in known)
         ask = None
         if isinstance(call, ModelCall):
-            depth = task.parts[0].depth
-            rows = run.execution.perturbations_per_eval
-            ask = Asker(
-                call, depth.contents, depth.engine, task.reader, task.seen, run.sampling, rows
-            )
+            rows = run.perturbations_per_eval
+            ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
         return WindowEvidence(
-            call.inputs, task.seen, parts, reading, call.is_tuple, self.prior, ask
+            call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
         )
 
     @staticmethod
@@ -256,18 +243,25 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         return result
 
 
-def _errors(errors: Tensor | None, scores: Tensor, part: Part) -> Tensor | None:
-    """Standard errors (N, W, columns), 0 where nothing was sampled: of true contents in the empty
-    context, and of regions that an example does not have."""
-    if errors is None:
-        return None
-    certain = part.regions.absent(len(errors)).to(errors.device).unsqueeze(-1)
-    if part.context == "empty":
-        certain = certain | scores.isfinite()
-    return errors.where(~certain, 0)
-
-
-def _with_absent(scores: Tensor, reference: Tensor, regions: Regions) -> Tensor:
-    """Scores (N, W, columns) in which regions that an example does not have change nothing."""
-    absent = regions.absent(len(scores)).to(scores.device)
-    return torch.where(absent.unsqueeze(-1), reference.unsqueeze(1), scores)
+def _evidence_part(
+    part: Part, reference: Tensor, known: RegionScores, reading: Reading
+) -> EvidencePart:
+    """What is known of the regions of a part. Regions that an example does not have change nothing,
+    and what was not sampled is certain: its standard error is 0."""
+    absent = part.regions.absent(len(reference)).to(reference.device).unsqueeze(-1)
+    scores = torch.where(absent, reference.unsqueeze(1), known.scores)
+    errors = known.errors
+    if errors is not None:
+        certain = absent if part.context.is_sampled else absent | known.scores.isfinite()
+        errors = errors.where(~certain, 0)
+    return EvidencePart(
+        part.tensor,
+        part.regions,
+        part.context.name,
+        reading,
+        reference,
+        scores,
+        known.n_drawn,
+        errors,
+        part.place.name,
+    )

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import Pace, PerturbationPDA
-from captum_pda.regions.choice import Extents, RegionChoice
-from captum_pda.regions.protocol import Windows
+from captum_pda.methods.base import PerturbationPDA, arguments_of
+from captum_pda.regions.choice import Extents, OwnRegions
 from captum_pda.regions.superpixels import Granularities
-from captum_pda.regions.windows import Scales, WindowGrid
-from captum_pda.running.plan import Request, conditional_mean
-from captum_pda.running.sampling import Sampling
+from captum_pda.regions.windows import Scales
 
 
+@arguments_of(PerturbationPDA)
 class EfficientPDA(PerturbationPDA):
     """Efficient prediction difference analysis (Algorithm 2 of Zhou and Kainz).
 
-    Replaces each window by its conditional mean x'_w given its surroundings, and reports
+    Replaces each region by its conditional mean x'_w given its surroundings, and reports
 
         log2 odds(c|x) - log2 odds(c|x'),
 
-    averaged over the windows that cover a pixel: positive values speak for the class, negative
+    averaged over the regions that cover a pixel: positive values speak for the class, negative
     ones against it. About S times faster than SampledPDA with S samples, and free of its noise.
-    The constructor's arguments are those of PerturbationPDA.
 
     Example::
 
         >>> attributions = EfficientPDA(model).attribute(image, target=3)
     """
+
+    #: The contexts that are asked by default.
+    _context = "full"
 
     @captum_method
     @torch.no_grad()
@@ -46,16 +46,17 @@ class EfficientPDA(PerturbationPDA):
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
         scales: Scales = None,
-        context: str = "full",
+        context: str | None = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
+        effort: str = "standard",
+        regions: OwnRegions = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
-        By default images and volumes from 64 pixels on are divided into superpixels, about 12, 25,
-        60, 120 and 250 of them; smaller ones and time series into windows of several sizes in
-        proportion to the shorter side, such as 4 and 8 of 28.
-        ``sliding_window_shapes=10, strides=1`` is the papers' setting.
+        By default images and volumes from 64 pixels on are divided into superpixels; smaller ones
+        and time series into windows of several sizes in proportion to the shorter side, such as 4
+        and 8 of 28. ``sliding_window_shapes=10, strides=1`` is the papers' setting.
 
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;
@@ -73,8 +74,9 @@ class EfficientPDA(PerturbationPDA):
                 default chosen by itself; halved whenever memory runs out.
             show_progress: whether to show a progress bar with the time left.
             scales: windows of several sizes, such as (16, 32, 64). The map is the mean of theirs.
-            context: "full" asks what is lost when a region goes and all else is seen; "empty" what
-                it says by itself, with nothing else seen; "both" takes both.
+            context: "full" asks what is lost without a region, with all else seen; "empty" what it
+                says by itself, with nothing else seen; "both" asks both questions. Default: "full";
+                for PDA, "both".
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
                 (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
                 scikit-image's SLIC returns them; pixels with one number are hidden together, those
@@ -82,18 +84,36 @@ class EfficientPDA(PerturbationPDA):
             superpixels: about how many regions that follow the image (SLIC), such as 60 or
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.
+            effort: how many passes the default superpixels take. "standard" has about 12, 25, 60,
+                120 and 250 in the full context and the first three in the empty one; "quick" the
+                first three in both. With PDA that is about 600 and 200 passes.
+            regions: regions of your own: an object with the methods of
+                ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple, such as
+                a FeatureMaskRegions; or a kind that is found in each image, and its size, such as
+                ("superpixels", 60).
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(
-            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
+        evidence = self._explain(
+            inputs,
+            target,
+            additional_forward_args,
+            perturbations_per_eval,
+            show_progress,
+            context=self._context if context is None else context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+            regions=regions,
         )
-        request = Request(inputs, target, additional_forward_args, regions, context)
-        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
 
+    @arguments_of(attribute)
     def evidence(
         self,
         inputs: Tensor | tuple[Tensor, ...],
@@ -102,25 +122,32 @@ class EfficientPDA(PerturbationPDA):
         strides: Extents = None,
         perturbations_per_eval: int | None = None,
         show_progress: bool = False,
-        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         scales: Scales = None,
-        context: str = "full",
+        context: str | None = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
+        effort: str = "standard",
+        regions: OwnRegions = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
-        Arguments as in ``attribute``. ``windows`` asks for some windows only, in place of
-        ``sliding_window_shapes`` and ``strides``: part of a WindowGrid, such as
-        ``WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``; one for each tensor of a tuple.
-        Memory grows with regions times outputs.
+        Memory grows with regions times outputs. Some windows only are asked with ``regions``, such
+        as ``regions=WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``.
         """
-        regions = RegionChoice(
-            sliding_window_shapes, strides, scales, feature_mask, windows, superpixels
+        evidence = self._explain(
+            inputs,
+            None,
+            additional_forward_args,
+            perturbations_per_eval,
+            show_progress,
+            all_outputs=True,
+            context=self._context if context is None else context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+            regions=regions,
         )
-        request = Request(inputs, None, additional_forward_args, regions, context, True)
-        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
-
-    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        return conditional_mean(prior, example, windows, sampling)

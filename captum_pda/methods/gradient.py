@@ -6,7 +6,6 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,22 +25,24 @@ from captum_pda._captum import (
 )
 from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence.evidence import mean_map, to_attribution
+from captum_pda.methods.base import PerturbationPDA, arguments_of
+from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import attribution_dtype, check_choice, check_inputs
-from captum_pda.model.measures import Measure, measure_for
-from captum_pda.model.outputs import OUTPUTS, Reader, Readout
-from captum_pda.priors import PatchPrior, prior_settings
+from captum_pda.model.inputs import attribution_dtype, check_inputs
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
+from captum_pda.priors import PatchPrior, prior_for, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
-from captum_pda.regions.choice import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, OwnRegions, choose_regions
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
-from captum_pda.running.plan import Contents, conditional_mean
+from captum_pda.running.plan import checked_fills
 from captum_pda.running.run import fill_chunks
-from captum_pda.running.sampling import Sampling
 
 
+@arguments_of(PerturbationPDA)
 class GradientPDA(GradientAttribution):  # type: ignore[misc]
     """The first-order form of prediction difference analysis (Algorithm 3 of Zhou and Kainz).
 
@@ -55,8 +56,6 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
     Args:
         forward_func: the model, or any differentiable function of the inputs that returns one row
             of outputs per example.
-        prior: as for EfficientPDA; its conditional mean is used.
-        output: "logits", "probabilities" or "raw", as for EfficientPDA.
         measure: "weight_of_evidence", "probability_difference" (the paper's Algorithm 3) or
             "information_difference", or a Measure of your own.
 
@@ -70,14 +69,14 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
     ) -> None:
         super().__init__(forward_func)
-        check_choice("output", output, OUTPUTS)
         self.prior = prior
-        self.output = output
-        self.measure = measure_for(output, measure)
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
 
     def __repr__(self) -> str:
         return method_repr(self, DEFAULT_PRIOR)
@@ -96,11 +95,12 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         """What the evidence depends on beside the model and the arguments, as plain values."""
         return {
             "prior": prior_settings(self.prior),
-            "output": self.output,
+            "output": self.output_kind.settings(),
             "measure": self.measure.settings(),
         }
 
     @captum_method
+    @arguments_of(EfficientPDA.attribute)
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,
@@ -112,14 +112,13 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         scales: Scales = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
+        regions: OwnRegions = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The first-order evidence of each pixel for and against the target.
 
         Args:
-            inputs, target, additional_forward_args, sliding_window_shapes, strides, scales,
-                feature_mask, superpixels: as in ``EfficientPDA.attribute``.
             pixelwise: whether to return R_i = df/dx_i (x_i - x_i') for each value instead of
-                averaged sums over windows, with x_i' the mean of what the windows over i expect
+                averaged sums over regions, with x_i' the mean of what the regions of i expect
                 there. With ``sliding_window_shapes=1``, x_i' is the conditional mean of a single
                 pixel given its neighbours.
 
@@ -128,14 +127,20 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             one value.
         """
         tensors = check_inputs(inputs)
-        choice = RegionChoice(
-            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
-        )
-        regions = choice.resolve(tensors)["full"]
+        sets = choose_regions(
+            tensors,
+            "full",
+            sliding_window_shapes,
+            strides,
+            scales,
+            feature_mask,
+            superpixels,
+            regions,
+        )["full"]
         gradients = self._gradients(tensors, target, additional_forward_args)
         attributions = tuple(
-            self._combine(gradient, tensor, sizes, pixelwise)
-            for gradient, tensor, sizes in zip(gradients, tensors, regions, strict=True)
+            self._first_order(gradient, tensor, sizes, pixelwise)
+            for gradient, tensor, sizes in zip(gradients, tensors, sets, strict=True)
         )
         result = format_output(isinstance(inputs, tuple), attributions)
         if not all(device_sync.all_finite(gradient) for gradient in gradients):
@@ -157,11 +162,10 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         def measured(*arguments: Any) -> Tensor:
             outputs = call.as_given(*arguments)
             found.append(outputs.detach())
-            readout = Readout.of(self.output, outputs.detach())
-            reader = Reader.of_target(readout, target, len(outputs), tuple(outputs.shape[1:]))
-            scores = reader.read(outputs)
+            explained = ExplainedOutputs.of_target(self.output_kind, outputs.detach(), target)
+            scores = explained.scores(outputs)
             # Where a probability was rounded, its slope is lost: the map would be blank.
-            readout.check_saturation(scores.detach())
+            explained.warn_of_rounding(scores.detach())
             return self.measure.value(scores).sum(dim=1)
 
         additional = format_additional_forward_args(additional_forward_args)
@@ -175,75 +179,78 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
                 gradients = input_gradients(self.gradient_func, measured, leaves, additional)
             return gradients
 
-    def _combine(
+    def _first_order(
         self, gradient: Tensor, tensor: Tensor, sizes: tuple[Regions, ...], pixelwise: bool
     ) -> Tensor:
         """The attributions of a tensor from its gradient and its conditional means."""
-        contents = Contents(self.prior, "conditional_mean", conditional_mean)
-        examples = [
-            FirstOrder(gradient[n : n + 1], tensor[n : n + 1], contents, n)
-            for n in range(len(tensor))
-        ]
-        if pixelwise:
-            each = [torch.cat([e.pixel_evidence(regions) for e in examples]) for regions in sizes]
-            return mean_map(each)
-        maps = [
-            regions.average(torch.cat([e.region_evidence(regions) for e in examples]))
+        evidence = pixel_evidence if pixelwise else region_evidence
+        prior = prior_for(self.prior, "conditional_mean")
+        each = [
+            torch.cat(
+                [
+                    evidence(gradient[n], tensor[n], regions, n, prior).unsqueeze(0)
+                    for n in range(len(tensor))
+                ]
+            )
             for regions in sizes
         ]
+        if pixelwise:
+            return mean_map(each)
+        maps = [regions.average(values) for regions, values in zip(sizes, each, strict=True)]
         return to_attribution(mean_map(maps), tensor)
 
 
-@dataclass(frozen=True, eq=False)
-class FirstOrder:
-    """One example with its gradient, both (1, C, *space), and what is expected in its regions.
+def region_evidence(
+    gradient: Tensor, example: Tensor, regions: Regions, number: int, prior: Any
+) -> Tensor:
+    """The sum over each region of df/dx (x - x'), (W,).
 
     Args:
-        gradient: df/dx.
-        example: x.
-        contents: gives the conditional means.
-        number: which example it is, for regions that differ between examples.
+        gradient: df/dx, (C, *space).
+        example: x, (C, *space).
+        regions: the regions of all examples.
+        number: which example this is.
+        prior: gives the conditional mean x' of each region.
     """
+    slopes, values = (
+        tensor.flatten(1).to(attribution_dtype(tensor)) for tensor in (gradient, example)
+    )
+    evidence = []
+    for windows, means in _conditional_means(example, regions, number, prior):
+        pixels = windows.pixels(example.device)
+        change = values[:, pixels] - means.flatten(2).transpose(0, 1)
+        evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
+    return torch.cat(evidence)
 
-    gradient: Tensor
-    example: Tensor
-    contents: Contents
-    number: int
 
-    def region_evidence(self, regions: Regions) -> Tensor:
-        """The sum over each region of df/dx (x - x'), (1, W)."""
-        slopes, values = (
-            tensor[0].flatten(1).to(attribution_dtype(tensor))
-            for tensor in (self.gradient, self.example)
-        )
-        evidence = []
-        for windows, means in self._conditional_means(regions):
-            pixels = windows.pixels(self.example.device)
-            change = values[:, pixels] - means.flatten(2).transpose(0, 1)
-            evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
-        return torch.cat(evidence).unsqueeze(0)
+def pixel_evidence(
+    gradient: Tensor, example: Tensor, regions: Regions, number: int, prior: Any
+) -> Tensor:
+    """R_i = df/dx_i (x_i - x_i'), with x_i' averaged over the regions of i, (C, *space).
 
-    def pixel_evidence(self, regions: Regions) -> Tensor:
-        """R_i = df/dx_i (x_i - x_i'), x_i' averaged over the regions of i, (1, C, *space)."""
-        n_channels, *space = self.example.shape[1:]
-        dtype = attribution_dtype(self.example)
-        total = torch.zeros(n_channels, math.prod(space), dtype=dtype, device=self.example.device)
-        for windows, means in self._conditional_means(regions):
-            hidden = windows.hidden
-            if hidden is not None:
-                means = means * hidden.to(means).unsqueeze(1)
-            flat = means.flatten(2).transpose(0, 1).flatten(1)
-            total.index_add_(1, windows.pixels(total.device).reshape(-1), flat)
-        mean = total.reshape(n_channels, *space) / regions.coverage(total.device)
-        return (self.gradient * (self.example - mean)).to(dtype)
+    Arguments as for ``region_evidence``.
+    """
+    n_channels, *space = example.shape
+    dtype = attribution_dtype(example)
+    total = torch.zeros(n_channels, math.prod(space), dtype=dtype, device=example.device)
+    for windows, means in _conditional_means(example, regions, number, prior):
+        if windows.hidden is not None:
+            means = means * windows.hidden.to(means).unsqueeze(1)
+        flat = means.flatten(2).transpose(0, 1).flatten(1)
+        total.index_add_(1, windows.pixels(total.device).reshape(-1), flat)
+    mean = total.reshape(n_channels, *space) / regions.coverage(total.device)
+    return (gradient * (example - mean)).to(dtype)
 
-    def _conditional_means(self, regions: Regions) -> Iterator[tuple[Windows, Tensor]]:
-        """The conditional means (W, C, *window), some regions at a time."""
-        own = self.contents.of(self.example, "full")
-        for windows in regions.boxes(self.number):
-            for start, stop in fill_chunks(windows, self.example.shape[1]):
-                some, fills = own.fills(windows[start:stop], Sampling())
-                yield some, fills[0].to(attribution_dtype(self.example))
+
+def _conditional_means(
+    example: Tensor, regions: Regions, number: int, prior: Any
+) -> Iterator[tuple[Windows, Tensor]]:
+    """The conditional means (W, C, *window) of an example's regions, some at a time."""
+    for windows in regions.boxes(number):
+        for start, stop in fill_chunks(windows, len(example)):
+            some = windows[start:stop]
+            means = prior.conditional_mean(example, some).unsqueeze(0)
+            yield some, checked_fills(means, example, some, 1)[0].to(attribution_dtype(example))
 
 
 #: In PyTorch's message, where a layer wrote over what the backward pass needs to know.

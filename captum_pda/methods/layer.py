@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,32 +12,22 @@ from torch import Tensor, nn
 from captum_pda._captum import LayerAttribution, TargetType, captum_method, method_repr
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import Pace, PerturbationPDA
+from captum_pda.methods.base import PerturbationPDA, arguments_of
+from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, last_feature_map, named_layer
 from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
-from captum_pda.regions.choice import Extents, RegionChoice
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.choice import Extents
 from captum_pda.regions.windows import Scales
-from captum_pda.running.plan import Contents, Depth, Part, Request, conditional_mean, plan_parts
-from captum_pda.running.sampling import Sampling
+from captum_pda.running.plan import Fill, Part, Place, parts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@dataclass(frozen=True, eq=False)
-class LayerRequest(Request):
-    """What a user asks of a layer.
-
-    Args:
-        at_layer_input: whether what the layer is called with is meant.
-    """
-
-    at_layer_input: bool = False
-
-
+@arguments_of(PerturbationPDA)
 class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
     """Prediction difference analysis of a layer's feature map, beside Captum's LayerGradCam.
 
@@ -54,12 +44,10 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         layer: a module of it, or the name of one, whose output is (N, C, *space), the tokens of a
             vision transformer (N, tokens, C), which are taken as a grid without the class token,
             or a tuple with such tensors. Default: the last layer with a spatial feature map that
-            has a say in the outputs; ``layer_name`` tells which it was.
-        prior: what could stand in a window of the map, as for EfficientPDA. Default: MapMeanPrior,
-            the mean of each channel over the other places. ``GaussianPatchPrior(3,
-            channels="independent").fit(maps)`` conditions each channel by itself on its
-            neighbours.
-        output, measure, process_group: as for EfficientPDA.
+            the outputs depend on; ``layer_name`` tells which it was.
+        prior: what could stand in a window of the map. Default: MapMeanPrior, the mean of each
+            channel over the other places. ``GaussianPatchPrior(3, channels="independent")
+            .fit(maps)`` conditions each channel by itself on its neighbours.
 
     Example::
 
@@ -75,7 +63,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         forward_func: Callable[..., Any],
         layer: nn.Module | str | None = None,
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         process_group: ProcessGroup | None = None,
     ) -> None:
@@ -104,6 +92,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
 
     @captum_method
     @torch.no_grad()
+    @arguments_of(EfficientPDA.attribute)
     def attribute(
         self,
         inputs: Tensor | tuple[Tensor, ...],
@@ -120,13 +109,11 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
     ) -> Tensor | tuple[Tensor, ...]:
         """The evidence of each place of the layer's feature map for and against the target.
 
+        Regions are those of the feature map; by default, each place by itself.
+
         Args:
-            inputs, target, additional_forward_args, perturbations_per_eval, show_progress: as in
-                ``EfficientPDA.attribute``.
-            sliding_window_shapes, strides, scales, feature_mask: regions of the feature map, as
-                ``EfficientPDA.attribute`` has them of the input. Default: each place by itself.
-            context: "full", "empty" or "both", as in ``EfficientPDA.attribute``; nothing seen is
-                the map's mean.
+            context: "full" asks what is lost without a region, with all else seen; "empty" what it
+                says by itself, where nothing seen is the map's mean; "both" asks both questions.
             attribute_to_layer_input: whether to explain what the layer is called with, in place of
                 what it returns.
 
@@ -135,21 +122,25 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             where the layer returns one; all channels of a place share one value.
             ``LayerAttribution.interpolate`` brings them to the input's shape.
         """
-        regions = _places(RegionChoice(sliding_window_shapes, strides, scales, feature_mask))
-        request = LayerRequest(
+        evidence = self._explain(
             inputs,
             target,
             additional_forward_args,
-            regions,
-            context,
+            perturbations_per_eval,
+            show_progress,
             at_layer_input=attribute_to_layer_input,
+            context=context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
         )
-        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         attributions: Tensor | tuple[Tensor, ...] = self._check_finite(
             evidence, evidence.attribution()
         )
         return attributions
 
+    @arguments_of(attribute)
     def evidence(
         self,
         inputs: Tensor | tuple[Tensor, ...],
@@ -163,32 +154,35 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         attribute_to_layer_input: bool = False,
     ) -> WindowEvidence:
-        """The evidence of each region of the feature map for every output; ``inputs`` of what is
-        returned are the feature maps. Arguments as in ``attribute``."""
-        regions = _places(RegionChoice(sliding_window_shapes, strides, scales, feature_mask))
-        request = LayerRequest(
+        """The evidence of each region of the feature map for every output; the ``inputs`` of what
+        is returned are the feature maps."""
+        evidence = self._explain(
             inputs,
             None,
             additional_forward_args,
-            regions,
-            context,
+            perturbations_per_eval,
+            show_progress,
             all_outputs=True,
             at_layer_input=attribute_to_layer_input,
+            context=context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
         )
-        evidence = self._explain(request, Pace(perturbations_per_eval, show_progress))
         found: WindowEvidence = self._check_finite(evidence, evidence)
         return found
 
-    def _parts(self, request: Request) -> tuple[Part, ...]:
-        """Regions of the layer's feature maps."""
-        at_input = isinstance(request, LayerRequest) and request.at_layer_input
-        call = layer_call(self._model_call(request), self.forward_func, self.layer, at_input)
-        self.layer_name, self._layer_report = call.layer.name, layer_report(call)
-        depth = layer_depth(call, Contents(self.prior, self._needs, self._fills))
-        return plan_parts(depth, request.regions, request.context)
-
-    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        return conditional_mean(prior, example, windows, sampling)
+    def _parts(
+        self, call: ModelCall, at_layer_input: bool = False, **arguments: Any
+    ) -> tuple[Part, ...]:
+        """Regions of the layer's feature maps; each place by itself, where none are asked for."""
+        layer = layer_call(call, self.forward_func, self.layer, at_layer_input)
+        self.layer_name, self._layer_report = layer.layer.name, layer_report(layer)
+        chosen = ("sliding_window_shapes", "scales", "feature_mask")
+        if all(arguments[name] is None for name in chosen):
+            arguments["sliding_window_shapes"] = 1
+        return parts_of(layer_place(layer, self.prior, self._needs, self._fills), **arguments)
 
 
 def layer_call(
@@ -203,10 +197,10 @@ def layer_call(
         return LayerCall(call, replace(found.layer, at_input=True)) if at_input else found
 
 
-def layer_depth(call: LayerCall, contents: Contents) -> Depth:
+def layer_place(call: LayerCall, prior: Any, needs: str, fill: Fill) -> Place:
     """A layer's feature maps, as a place to hide regions in."""
-    name = call.layer.name
-    return Depth("input (layer)" if name == "input" else name, call, contents, DenseEngine())
+    name = "input (layer)" if call.layer.name == "input" else call.layer.name
+    return Place(name, call, DenseEngine(), prior, needs, fill)
 
 
 def layer_setting(forward_func: Callable[..., Any], layer: nn.Module | str | None) -> str:
@@ -224,11 +218,3 @@ def layer_report(call: LayerCall) -> EngineReport:
         f"the whole model is run for each copy, since it looks at its batch, or joins what {name} "
         "returns with earlier tensors",
     )
-
-
-def _places(choice: RegionChoice) -> RegionChoice:
-    """The regions that were chosen; each place by itself, where none were."""
-    chosen = choice.sliding_window_shapes, choice.scales, choice.feature_mask
-    if all(each is None for each in chosen):
-        return replace(choice, sliding_window_shapes=1)
-    return choice

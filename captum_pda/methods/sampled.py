@@ -10,16 +10,17 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import Pace, PerturbationPDA
+from captum_pda.methods.base import PerturbationPDA, arguments_of
+from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.inputs import check_count, check_tolerance
-from captum_pda.regions.choice import Extents, RegionChoice
+from captum_pda.regions.choice import Extents, OwnRegions
 from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import Granularities
-from captum_pda.regions.windows import Scales, WindowGrid
-from captum_pda.running.plan import Request, Tolerance
+from captum_pda.regions.windows import Scales
 from captum_pda.running.sampling import Sampling
 
 
+@arguments_of(PerturbationPDA)
 class SampledPDA(PerturbationPDA):
     """Prediction difference analysis with samples (Algorithm 1; Zintgraf et al. 2017).
 
@@ -28,8 +29,7 @@ class SampledPDA(PerturbationPDA):
 
         log2 odds(c|x) - log2 odds(c|x without w),
 
-    averaged over the windows that cover a pixel. The constructor's arguments are those of
-    PerturbationPDA.
+    averaged over the regions that cover a pixel.
 
     Example::
 
@@ -40,6 +40,7 @@ class SampledPDA(PerturbationPDA):
 
     @captum_method
     @torch.no_grad()
+    @arguments_of(EfficientPDA.attribute)
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,
@@ -56,42 +57,54 @@ class SampledPDA(PerturbationPDA):
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
+        effort: str = "standard",
+        regions: OwnRegions = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
+        By default images and volumes from 64 pixels on are divided into superpixels; smaller ones
+        and time series into windows of several sizes in proportion to the shorter side.
+        ``sliding_window_shapes=10, strides=1`` is the papers' setting.
+
         Args:
-            inputs, target, additional_forward_args, sliding_window_shapes, strides,
-                perturbations_per_eval, show_progress, scales, context, feature_mask,
-                superpixels: as in ``EfficientPDA.attribute``. In the empty context a region's true
-                content is put in and what surrounds it is at its expectation, so there is nothing
-                to sample.
-            n_samples: how many contents to draw for each window; with a tolerance, at most.
+            n_samples: how many contents to draw for each region; with a tolerance, at most.
             generator: makes the draws reproducible, and different from call to call. Without one
                 they follow PyTorch's initial seed: the same seed gives the same map, and the
                 global random state stays as it was. Every example of a batch gets the draws that
                 it would get alone, and the batch size does not change them.
-            tolerance: stop sampling a window once the standard error of its value is under this
-                many bits (or units of another measure or raw output) with 95% confidence. A window
+            tolerance: stop sampling a region once the standard error of its value is under this
+                many bits (or units of another measure or raw output) with 95% confidence. A region
                 gets 5 samples or more, and the same ones that it would get without a tolerance.
                 What samples have not shown cannot be known: a rare content that changes
                 everything may be missed.
+            context: "full" asks what is lost without a region, with all else seen; "empty" what it
+                says by itself, with nothing else seen; "both" asks both questions. In the empty
+                context a region's true content is put in, so there is nothing to sample.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        regions = RegionChoice(
-            sliding_window_shapes, strides, scales, feature_mask, superpixels=superpixels
-        )
-        request = Request(inputs, target, additional_forward_args, regions, context)
         evidence = self._explain(
-            request,
-            Pace(perturbations_per_eval, show_progress),
-            _sampling(n_samples, generator),
-            Tolerance(check_tolerance(tolerance)),
+            inputs,
+            target,
+            additional_forward_args,
+            perturbations_per_eval,
+            show_progress,
+            sampling=_sampling(n_samples, generator),
+            tolerance=check_tolerance(tolerance),
+            context=context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+            regions=regions,
         )
         attributions = self._check_finite(evidence, evidence.attribution())
         return cast(TensorOrTupleOfTensorsGeneric, attributions)
 
+    @arguments_of(attribute)
     def evidence(
         self,
         inputs: Tensor | tuple[Tensor, ...],
@@ -104,29 +117,41 @@ class SampledPDA(PerturbationPDA):
         generator: torch.Generator | None = None,
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
-        windows: WindowGrid | tuple[WindowGrid, ...] | None = None,
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
+        effort: str = "standard",
+        regions: OwnRegions = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
-        Arguments as in ``attribute``. A tolerance bounds the standard error for one output, and
-        the other outputs get the same samples: ``tolerance_target``, as ``target`` of
-        ``attribute``, or without one the predicted class of each example.
-        ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached.
-        ``windows`` as in ``EfficientPDA.evidence``. Memory grows with windows times outputs.
+        ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached. Memory
+        grows with regions times outputs.
+
+        Args:
+            tolerance_target: the output whose standard error the tolerance bounds, as ``target`` of
+                ``attribute``; the others get the same samples. Default: the predicted class of
+                each example.
         """
-        regions = RegionChoice(
-            sliding_window_shapes, strides, scales, feature_mask, windows, superpixels
-        )
-        request = Request(inputs, None, additional_forward_args, regions, context, True)
         evidence = self._explain(
-            request,
-            Pace(perturbations_per_eval, show_progress),
-            _sampling(n_samples, generator, keep_errors=True),
-            Tolerance(check_tolerance(tolerance), tolerance_target),
+            inputs,
+            None,
+            additional_forward_args,
+            perturbations_per_eval,
+            show_progress,
+            all_outputs=True,
+            sampling=_sampling(n_samples, generator, keep_errors=True),
+            tolerance=check_tolerance(tolerance),
+            tolerance_target=tolerance_target,
+            context=context,
+            sliding_window_shapes=sliding_window_shapes,
+            strides=strides,
+            scales=scales,
+            feature_mask=feature_mask,
+            superpixels=superpixels,
+            effort=effort,
+            regions=regions,
         )
         return cast(WindowEvidence, self._check_finite(evidence, evidence))
 

@@ -17,19 +17,20 @@ from captum_pda.engines import Engine
 from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence.evidence import Reading, to_attribution
 from captum_pda.evidence.together import meaning
-from captum_pda.methods.base import Pace, PerturbationPDA
+from captum_pda.methods.base import PerturbationPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count
+from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, signed
+from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.masks import FeatureMaskRegions
-from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import has_superpixels
 from captum_pda.regions.tree import LEAVES, NestedTree, RegionTree, tiles
 from captum_pda.running.ask import Asker
-from captum_pda.running.plan import Part, Request, conditional_mean, resolve_task
+from captum_pda.running.plan import Part, make_plan
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import Sampling
 
@@ -172,7 +173,7 @@ class TreePDA(PerturbationPDA):
         self,
         forward_func: Callable[..., Any],
         prior: PatchPrior | None = None,
-        output: str = "logits",
+        output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
         engine: str | Engine = "auto",
         fill: str = "nothing_seen",
@@ -227,7 +228,8 @@ class TreePDA(PerturbationPDA):
                 target,
                 additional_forward_args,
                 n_evaluations,
-                Pace(perturbations_per_eval, show_progress),
+                perturbations_per_eval,
+                show_progress,
                 feature_mask,
                 superpixels,
                 tree,
@@ -265,7 +267,8 @@ class TreePDA(PerturbationPDA):
                 target,
                 additional_forward_args,
                 n_evaluations,
-                Pace(perturbations_per_eval, show_progress),
+                perturbations_per_eval,
+                show_progress,
                 feature_mask,
                 superpixels,
                 tree,
@@ -283,7 +286,8 @@ class TreePDA(PerturbationPDA):
         target: TargetType,
         additional_forward_args: object,
         n_evaluations: int,
-        pace: Pace,
+        perturbations_per_eval: int | None,
+        show_progress: bool,
         feature_mask: Any,
         superpixels: int | None,
         nested: NestedTree | None,
@@ -293,9 +297,15 @@ class TreePDA(PerturbationPDA):
         n_evaluations = check_count("n_evaluations", n_evaluations)
         if nested is not None and feature_mask is None:
             raise ValueError("tree is made of the numbers of feature_mask; give that too")
-        request = Request(inputs, target, additional_forward_args)
-        depth = self._input_depth(request)
-        call = cast(ModelCall, depth.call)
+        rows = perturbations_per_eval
+        if rows is not None:
+            rows = check_count("perturbations_per_eval", rows)
+        call = ModelCall(
+            self.forward_func,
+            check_inputs(inputs),
+            additional_forward_args,
+            is_tuple=isinstance(inputs, tuple),
+        )
         if len(call.inputs) != 1:
             raise ValueError(
                 f"TreePDA explains one tensor, and inputs has {len(call.inputs)}; pass the others "
@@ -303,21 +313,17 @@ class TreePDA(PerturbationPDA):
             )
         (images,) = call.inputs
         regions = _leaves(images, feature_mask, superpixels)
+        place = self._place(call)
         with evaluation_mode(self.forward_func):
-            task = resolve_task((Part(depth, 0, regions),), request, self.output)
-        asker = Asker(
-            call,
-            depth.contents,
-            self.engine,
-            task.reader,
-            task.seen,
-            Sampling(),
-            pace.checked_perturbations(),
+            part = Part(place, 0, regions, CONTEXTS["full"])
+            plan = make_plan((part,), target, False, self.output_kind)
+        explained = plan.explained
+        asker = Asker(call, place, explained, plan.seen, Sampling(), rows)
+        reading = Reading(
+            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
         )
-        reader = task.reader
-        reading = Reading(reader.kept_shape, self.output, self.measure, reader.region is not None)
         quantity = reading.quantity(None)
-        title = self.get_name() if pace.show_progress else None
+        title = self.get_name() if show_progress else None
         with ProgressBar(n_evaluations * len(images), title, warns=True) as bar:
             for example, image in enumerate(images):
                 row = 0 if len(regions.numbers) == 1 else example
@@ -341,9 +347,6 @@ class TreePDA(PerturbationPDA):
                         "prior's fills and the model's precision",
                         None,
                     )
-
-    def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        return conditional_mean(prior, example, windows, sampling)
 
 
 #: A part of the input in one context: its order in the queue, a count, the node, the leaves that
@@ -479,8 +482,8 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
         if not has_superpixels(shape):
             return FeatureMaskRegions(torch.from_numpy(tiles(shape[2:]))[None])
         superpixels = LEAVES
-    choice = RegionChoice(feature_mask=feature_mask, superpixels=superpixels)
-    ((regions,),) = choice.resolve((images,))["full"]
+    found = choose_regions((images,), feature_mask=feature_mask, superpixels=superpixels)
+    ((regions,),) = found["full"]
     return cast(FeatureMaskRegions, regions)
 
 

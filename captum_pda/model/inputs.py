@@ -181,25 +181,6 @@ def _is_mask(value: Any) -> bool:
     return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
 
 
-def watched_columns(
-    target: TargetType, scores: Tensor, output_shape: tuple[int, ...], output: str, name: str
-) -> list[int]:
-    """The column of each example that is looked at: that of ``target``, or without one the
-    predicted class's.
-
-    Args:
-        target: as in ``target_columns``.
-        scores: with everything seen, (N, columns).
-        output_shape: the shape of one example's output.
-        output: "logits", "probabilities" or "raw", which predicts no class.
-        name: what to call the argument in an error.
-    """
-    predicts = output != "raw" and len(output_shape) <= 1
-    if target is None and predicts:
-        return device_sync.as_integers(scores.argmax(dim=1))
-    return target_columns(target, len(scores), output_shape, name)
-
-
 def _one_each(target: Any, n_examples: int, name: str) -> list[Any]:
     """The target of each example: an int or a tuple."""
     if isinstance(target, Tensor | np.ndarray):

@@ -21,6 +21,16 @@ from captum_pda.model.inputs import check_choice
 LN2 = math.log(2)
 
 
+def register(known: dict[str, Any], cls: type[Any], what: str) -> None:
+    """Make a class that has a name of its own known by it; refuse the name of another class."""
+    if "name" not in vars(cls):
+        return
+    other = known.get(cls.name, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ValueError(f"{what} named {cls.name!r} exists: {other!r}; choose another name")
+    known[cls.name] = cls  # a notebook cell that is run again replaces its class
+
+
 @dataclass(frozen=True)
 class Measure(ABC):
     """From a score to the quantity whose difference is the evidence.
@@ -52,11 +62,7 @@ class Measure(ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "name" in vars(cls):
-            known = MEASURES.setdefault(cls.name, cls)
-            if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-                raise ValueError(f"a measure named {cls.name!r} exists: {known!r}; choose another")
-            MEASURES[cls.name] = cls  # a notebook cell that is run again
+        register(MEASURES, cls, "a measure")
 
     @abstractmethod
     def value(self, scores: Tensor) -> Tensor:
@@ -171,44 +177,6 @@ def find_measure(measure: str | Measure) -> Measure:
         raise TypeError(f"measure must be a name or a Measure, got {measure!r}")
     check_choice("measure", measure, MEASURES)
     return MEASURES[measure]()
-
-
-def measure_for(output: str, measure: str | Measure) -> Measure:
-    """The measure to apply to scores of ``output``; raw outputs are compared as they are, unless
-    another measure of such outputs is asked for.
-
-    Refuses an unknown measure, or one that needs probabilities where there are none.
-    """
-    found = find_measure(measure)
-    if output == "raw" and isinstance(found, WeightOfEvidence):
-        return RawDifference()
-    if output == "raw" and found.needs_probabilities:
-        raise ValueError(
-            f"measure={found.name!r} needs probabilities, and output='raw' has none; leave measure "
-            "out to get the plain difference, or use output='logits'"
-        )
-    if output != "raw" and not found.needs_probabilities:
-        raise ValueError(
-            f"measure={found.name!r} compares outputs as they are, and output={output!r} is read "
-            "as probabilities; use output='raw', or leave measure out"
-        )
-    return found
-
-
-def marginalise(scores: Tensor, output: str) -> Tensor:
-    """Average predictions over the samples in dimension 0, and return the score of the average.
-
-    Probabilities are averaged, in log space: log p = logsumexp_s(log p_s) - log S, and
-    log(1 - p) in the same way. Raw outputs are averaged as they are.
-    """
-    if len(scores) == 1:
-        return scores[0]
-    if output == "raw":
-        return scores.mean(dim=0)
-    # The - log S of both terms cancels in the log-odds.
-    return torch.logsumexp(F.logsigmoid(scores), dim=0) - torch.logsumexp(
-        F.logsigmoid(-scores), dim=0
-    )
 
 
 def percent(share: float) -> str:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.errors import warn_user
-from captum_pda.model.inputs import masked_columns, target_columns
+from captum_pda.fingerprints import own_code
+from captum_pda.model.inputs import check_choice, masked_columns, target_columns
+from captum_pda.model.measures import (
+    Measure,
+    RawDifference,
+    WeightOfEvidence,
+    find_measure,
+    register,
+)
 
 #: Differences of this many units of rounding are no surprise; half precision is coarse enough.
 ROUNDINGS, AT_MOST = 1e3, 0.05
 #: What models call their scores: Hugging Face's, and torchvision's for segmentation.
 NAMES = ("logits", "out")
+#: How far a row of outputs that look like probabilities may be from a sum of 1.
+SUM_TOLERANCE = 1e-2
+#: This many logits do not all lie between 0 and 1 by chance.
+ENOUGH_OUTPUTS = 8
 
 WRAP = "wrap the model in a function that returns them, such as lambda x: model(x)"
 
@@ -147,107 +162,250 @@ def _first(outputs: tuple[object, ...] | list[object]) -> Tensor:
     )
 
 
-OUTPUTS = ("logits", "multilabel", "probabilities", "raw")
-
-#: How far a row of outputs that look like probabilities may be from a sum of 1.
-SUM_TOLERANCE = 1e-2
-#: So many logits do not all lie between 0 and 1 by chance.
-MANY = 8
+# Output kinds
 
 
 @dataclass(frozen=True)
-class Readout:
-    """How to read a model's outputs.
+class OutputKind(ABC):
+    """What a model's outputs are, and how they are read as scores.
 
-    Args:
-        output: "logits", "multilabel" (a sigmoid logit for each label), "probabilities" or "raw".
-        softmax: whether the outputs are logits of classes (dimension 1) that compete, so that the
-            odds of one are against all the others. Otherwise each logit or probability is a
-            yes-or-no question of its own; where probabilities do compete that makes no
-            difference.
-        dtype: the outputs' dtype, which says how they were rounded.
+    A score is the log-odds of an output in nats, or the output as it is where the kind has no
+    probabilities. Log-odds say everything about a probability p without rounding it to 0 or 1:
+    log p = logsigmoid(log-odds) and log(1 - p) = logsigmoid(-log-odds).
+
+    A subclass that has a ``name`` is known by it from then on, ``output="name"``; what it is
+    configured with are its fields, all with defaults. Derive it from the kind that is closest.
+
+    Attributes:
+        name: what the kind is called in ``output="name"``, in ``--output-kind`` and in files.
+        words: what the outputs are, for the command's help.
+        has_probabilities: whether scores are log-odds.
+        are_logits: whether a softmax or sigmoid is still to come, so that a model that ends in one
+            contradicts this kind.
+        plain_measure: what stands in for weight of evidence where there are no probabilities.
     """
 
-    output: str
-    softmax: bool
-    dtype: torch.dtype = torch.float32
+    name: ClassVar[str]
+    words: ClassVar[str]
+    has_probabilities: ClassVar[bool] = True
+    are_logits: ClassVar[bool] = False
+    plain_measure: ClassVar[type[Measure]] = RawDifference
 
-    @classmethod
-    def of(cls, output: str, outputs: Tensor) -> Readout:
-        """Choose the reading from the outputs for the unperturbed inputs, and check that they do
-        not contradict ``output``."""
-        if not device_sync.all_finite(outputs):
-            raise ValueError(
-                "the model returned NaN or infinity for the unperturbed inputs; check the "
-                "model and its input scaling"
-            )
-        several = _are_several(outputs)
-        if output == "raw":
-            return cls(output, False, outputs.dtype)
-        within = device_sync.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
-        if output == "probabilities":
-            if not within:
-                raise ValueError(
-                    "output='probabilities' but the model returned values outside [0, 1]; if they "
-                    "are scores before a softmax or sigmoid, use output='logits'"
-                )
-            return cls(output, False, outputs.dtype)
-        if outputs.dim() == 1:
-            warn_user(
-                f"output={output!r} reads the model's one number per example as the logit of a "
-                "yes-or-no question; for a similarity, a distance or a regression use "
-                "output='raw'. A logit of shape (N, 1) says so without this warning"
-            )
-        if several and within:
-            apart = (outputs.float().sum(1) - 1).abs()
-            if outputs.numel() >= MANY or device_sync.is_true((apart < SUM_TOLERANCE).all()):
-                warn_user(
-                    f"output={output!r} but the model's outputs all lie between 0 and 1, as "
-                    "probabilities do; if it ends in a softmax or sigmoids, use "
-                    "output='probabilities'"
-                )
-        return cls(output, several and output == "logits", outputs.dtype)
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        register(OUTPUT_KINDS, cls, "an output kind")
 
-    def every(self, outputs: Tensor) -> Tensor:
-        """The scores of all outputs, (rows, columns)."""
-        values = _widened(outputs)
-        if self.softmax:
-            values = _softmax_odds(values)
-        elif self.output == "probabilities":
-            others = _sum_of_others(values) if _are_several(values) else None
-            values = _probability_odds(values, others, outputs.dtype)
-        return values.reshape(len(outputs), -1)
+    @abstractmethod
+    def scores(self, outputs: Tensor) -> Tensor:
+        """The scores of outputs (rows, classes, *places), in the same shape and at least single
+        precision. What stands at a place may depend on the classes there only."""
 
     def column(self, outputs: Tensor, column: int) -> Tensor:
         """The score of one flat output column, (rows, 1)."""
-        # The classes at the column's place: all that its score depends on.
-        places = math.prod(outputs.shape[2:])
-        target, place = divmod(column, places)
-        classes = _widened(outputs.reshape(len(outputs), -1, places)[..., place])
-        value = classes[:, target : target + 1]
-        others = torch.cat([classes[:, :target], classes[:, target + 1 :]], dim=1)
-        if self.softmax:
-            return value - torch.logsumexp(others, dim=1, keepdim=True)
-        if self.output == "probabilities":
-            total = others.sum(dim=1, keepdim=True) if _are_several(classes) else None
-            return _probability_odds(value, total, outputs.dtype)
-        return value
+        target, classes = _classes_beside(outputs, column)
+        return self.scores(classes)[:, target : target + 1]
 
-    def check_saturation(self, *scores: Tensor) -> None:
-        """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
-        if self.output != "probabilities":
+    def check(self, outputs: Tensor) -> None:  # noqa: B027 - most kinds take any outputs
+        """Refuse, or warn of, outputs for the unperturbed inputs that contradict the kind."""
+
+    def warn_of_rounding(  # noqa: B027 - most kinds lose nothing
+        self, dtype: torch.dtype, scores: Iterable[Tensor]
+    ) -> None:
+        """Warn where outputs of a dtype were rounded so that scores are only bounds."""
+
+    def average(self, scores: Tensor) -> Tensor:
+        """The score of the prediction averaged over the samples in dimension 0.
+
+        Probabilities are averaged, in log space: log p = logsumexp_s(log p_s) - log S, and
+        log(1 - p) in the same way.
+        """
+        if len(scores) == 1:
+            return scores[0]
+        # The - log S of both terms cancels in the log-odds.
+        return torch.logsumexp(F.logsigmoid(scores), dim=0) - torch.logsumexp(
+            F.logsigmoid(-scores), dim=0
+        )
+
+    def average_error(self, scores: Tensor) -> Tensor:
+        """The standard error of ``average``, from the samples in dimension 0.
+
+        By the delta method s / sqrt(S) / (p (1 - p)) in nats, with s the standard deviation of the
+        probabilities p_s and p their mean. It is worked out from p_s / p, or from
+        (1 - p_s) / (1 - p) where that is the rarer event, so that nothing is rounded to 0 or 1.
+        """
+        log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
+        mean_p, mean_not_p = _log_mean(log_p), _log_mean(log_not_p)
+        ratios = torch.where(mean_p < mean_not_p, log_p - mean_p, log_not_p - mean_not_p).exp()
+        return ratios.std(dim=0) / math.sqrt(len(scores)) / torch.maximum(mean_p, mean_not_p).exp()
+
+    def measure(self, measure: str | Measure = "weight_of_evidence") -> Measure:
+        """The measure to apply to scores; without probabilities, weight of evidence, which is the
+        default of all methods, means the plain measure.
+
+        Refuses an unknown measure, or one that does not go with the kind.
+        """
+        found = find_measure(measure)
+        if isinstance(found, WeightOfEvidence):
+            return found if self.has_probabilities else self.plain_measure()
+        if found.needs_probabilities and not self.has_probabilities:
+            raise ValueError(
+                f"measure={found.name!r} needs probabilities, and output={self.name!r} has none; "
+                "leave measure out to get the plain difference, or use output='logits'"
+            )
+        if self.has_probabilities and not found.needs_probabilities:
+            raise ValueError(
+                f"measure={found.name!r} compares outputs as they are, and output={self.name!r} is "
+                "read as probabilities; use output='raw', or leave measure out"
+            )
+        return found
+
+    def settings(self) -> str | dict[str, Any]:
+        """What scores depend on, as plain values: the name, if that is all."""
+        more = {**asdict(self), **own_code(self)}
+        return {"name": self.name, **more} if more else self.name
+
+
+#: Every output kind by its name.
+OUTPUT_KINDS: dict[str, type[OutputKind]] = {}
+
+
+class Logits(OutputKind):
+    """Logits of classes (dimension 1) that exclude each other; a single column is one sigmoid
+    logit."""
+
+    name = "logits"
+    words = "of classes that exclude each other, before a softmax"
+    are_logits = True
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Log-odds of every class against the others, without losing 1 - p to rounding."""
+        logits = _widened(outputs)
+        if not _are_several(logits):
+            return logits
+        log_probability = torch.log_softmax(logits, dim=1)
+        # At most one class can be above a half: only its 1 - p needs the sum of the others.
+        top, best = logits.max(dim=1, keepdim=True)
+        others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
+        odds = log_probability - torch.log1p(-log_probability.exp())
+        return odds.scatter(1, best, top - others)
+
+    def column(self, outputs: Tensor, column: int) -> Tensor:
+        """Computed by itself: the gradient of ``scores`` is NaN where a probability is rounded."""
+        target, classes = _classes_beside(_widened(outputs), column)
+        value = classes[:, target : target + 1]
+        if not _are_several(classes):
+            return value
+        others = torch.cat([classes[:, :target], classes[:, target + 1 :]], dim=1)
+        return value - torch.logsumexp(others, dim=1, keepdim=True)
+
+    def check(self, outputs: Tensor) -> None:
+        """Warn of a single number without a column, and of what looks like probabilities."""
+        if outputs.dim() == 1:
+            warn_user(
+                f"output={self.name!r} reads the model's one number per example as the logit of a "
+                "yes-or-no question; for a similarity, a distance or a regression use "
+                "output='raw'. A logit of shape (N, 1) says so without this warning"
+            )
+        if not _are_several(outputs) or not _within_unit_interval(outputs):
             return
-        if any(device_sync.is_true(self._saturated(values).any()) for values in scores):
+        apart = (outputs.float().sum(1) - 1).abs()
+        if outputs.numel() >= ENOUGH_OUTPUTS or device_sync.is_true((apart < SUM_TOLERANCE).all()):
+            warn_user(
+                f"output={self.name!r} but the model's outputs all lie between 0 and 1, as "
+                "probabilities do; if it ends in a softmax or sigmoids, use "
+                "output='probabilities'"
+            )
+
+
+class MultilabelLogits(Logits):
+    """A sigmoid logit for each label: each is a yes-or-no question of its own."""
+
+    name = "multilabel"
+    words = "logits of labels, each before a sigmoid of its own"
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """A logit is the log-odds."""
+        return _widened(outputs)
+
+    def column(self, outputs: Tensor, column: int) -> Tensor:
+        """The logit of one label."""
+        return OutputKind.column(self, outputs, column)
+
+
+class Probabilities(OutputKind):
+    """Probabilities after a softmax (dimension 1) or sigmoids.
+
+    Whether classes exclude each other is seen from their sum, row by row: where it is 1 but for
+    rounding, both readings agree, and the sum of the others has kept what 1 - p has lost.
+    """
+
+    name = "probabilities"
+    words = "of either, after the softmax or sigmoids"
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """log p - log(1 - p), where 1 - p is the sum of the others if they compete."""
+        values = _widened(outputs)
+        eps, smallest = torch.finfo(outputs.dtype).eps, _smallest(outputs.dtype)
+        complement = (1 - values).clamp_min(eps / 2)
+        if _are_several(values):
+            others = _sum_of_others(values)
+            # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
+            tolerance = max(eps, 16 * torch.finfo(values.dtype).eps)
+            competing = (values + others - 1).abs() <= tolerance
+            complement = torch.where(competing, others.clamp_min(smallest), complement)
+        return values.clamp_min(smallest).log() - complement.log()
+
+    def check(self, outputs: Tensor) -> None:
+        """Refuse values outside of [0, 1]."""
+        if not _within_unit_interval(outputs):
+            raise ValueError(
+                f"output={self.name!r} but the model returned values outside [0, 1]; if they "
+                "are scores before a softmax or sigmoid, use output='logits'"
+            )
+
+    def warn_of_rounding(self, dtype: torch.dtype, scores: Iterable[Tensor]) -> None:
+        """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
+        largest, at_one = -math.log(_smallest(dtype)), -math.log(torch.finfo(dtype).eps / 2)
+        if any(
+            device_sync.is_true(
+                ((each.abs() >= largest - 1e-3) | ((each - at_one).abs() < 1e-3)).any()
+            )
+            for each in scores
+        ):
             warn_user(
                 "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
                 "there is only a bound; return logits and use output='logits' for the full value"
             )
 
-    def _saturated(self, scores: Tensor) -> Tensor:
-        smallest, half_a_unit = _smallest(self.dtype), torch.finfo(self.dtype).eps / 2
-        beyond = scores.abs() >= -math.log(smallest) - 1e-3
-        rounded_to_one = (scores + math.log(half_a_unit)).abs() < 1e-3
-        return beyond | rounded_to_one
+
+class RawOutputs(OutputKind):
+    """Plain numbers, compared as they are: hidden units, regression, similarity."""
+
+    name = "raw"
+    words = "plain numbers, as of a regression"
+    has_probabilities = False
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        """The outputs."""
+        return _widened(outputs)
+
+    def average(self, scores: Tensor) -> Tensor:
+        """The mean."""
+        return scores.mean(dim=0)
+
+    def average_error(self, scores: Tensor) -> Tensor:
+        """s / sqrt(S), with s the samples' standard deviation."""
+        return scores.std(dim=0) / math.sqrt(len(scores))
+
+
+def find_output_kind(output: str | OutputKind) -> OutputKind:
+    """The output kind of a name, or the object as it is."""
+    if isinstance(output, OutputKind):
+        return output
+    if isinstance(output, type) and issubclass(output, OutputKind):
+        raise TypeError(f"output is the class {output.__name__}, not an object; add brackets")
+    check_choice("output", output, OUTPUT_KINDS)
+    return OUTPUT_KINDS[output]()
 
 
 def _widened(outputs: Tensor) -> Tensor:
@@ -255,30 +413,23 @@ def _widened(outputs: Tensor) -> Tensor:
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
-def _softmax_odds(logits: Tensor) -> Tensor:
-    """Log-odds of every class against the others, without losing 1 - p to rounding."""
-    log_probability = torch.log_softmax(logits, dim=1)
-    # At most one class can be above a half: only its 1 - p needs the sum of the others.
-    top, best = logits.max(dim=1, keepdim=True)
-    others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
-    odds = log_probability - torch.log1p(-log_probability.exp())
-    return odds.scatter(1, best, top - others)
+def _are_several(outputs: Tensor) -> bool:
+    return outputs.dim() > 1 and outputs.shape[1] > 1
 
 
-def _probability_odds(probability: Tensor, others: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """log p - log(1 - p), where 1 - p is the sum of the others if they compete.
+def _within_unit_interval(outputs: Tensor) -> bool:
+    return device_sync.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
 
-    Whether they do is seen from their sum, row by row: where it is 1 but for rounding in
-    ``dtype``, both readings agree, and the sum of the others has kept what 1 - p has lost.
-    """
-    eps, smallest = torch.finfo(dtype).eps, _smallest(dtype)
-    complement = (1 - probability).clamp_min(eps / 2)
-    if others is not None:
-        # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
-        tolerance = max(eps, 16 * torch.finfo(probability.dtype).eps)
-        competing = (probability + others - 1).abs() <= tolerance
-        complement = torch.where(competing, others.clamp_min(smallest), complement)
-    return probability.clamp_min(smallest).log() - complement.log()
+
+def _classes_beside(outputs: Tensor, column: int) -> tuple[int, Tensor]:
+    """The class of a flat output column, and the outputs of all classes at its place."""
+    places = math.prod(outputs.shape[2:])
+    target, place = divmod(column, places)
+    return target, outputs.reshape(len(outputs), -1, places)[..., place]
+
+
+def _log_mean(logarithms: Tensor) -> Tensor:
+    return torch.logsumexp(logarithms, dim=0) - math.log(len(logarithms))
 
 
 def _smallest(dtype: torch.dtype) -> float:
@@ -297,36 +448,48 @@ def _sum_of_others(values: Tensor) -> Tensor:
     return others.scatter(1, best, without_best)
 
 
-def _are_several(values: Tensor) -> bool:
-    return values.dim() > 1 and values.shape[1] > 1
+# The outputs that are explained
 
 
 @dataclass(frozen=True)
-class Reader:
-    """Reads the scores that a task asks for.
+class ExplainedOutputs:
+    """Which outputs of a model are explained, and how they are read as scores.
 
     Args:
-        readout: how the outputs are to be read.
+        kind: what the outputs are.
         output_shape: the shape of one example's output.
+        dtype: the outputs' dtype, which says how they were rounded.
         columns: each example's flat output column; None keeps all columns.
         region: flat output columns that are kept for all examples, to be summed; or None.
     """
 
-    readout: Readout
+    kind: OutputKind
     output_shape: tuple[int, ...]
+    dtype: torch.dtype
     columns: tuple[int, ...] | None = None
     region: tuple[int, ...] | None = None
 
     @classmethod
-    def of_target(
-        cls, readout: Readout, target: TargetType, n_examples: int, output_shape: tuple[int, ...]
-    ) -> Reader:
-        """What reads the output that ``target`` means, or the region of outputs."""
-        region = masked_columns(target, output_shape)
+    def all_of(cls, kind: OutputKind, outputs: Tensor) -> ExplainedOutputs:
+        """All outputs, of which those for the unperturbed inputs are given and checked."""
+        if not device_sync.all_finite(outputs):
+            raise ValueError(
+                "the model returned NaN or infinity for the unperturbed inputs; check the "
+                "model and its input scaling"
+            )
+        kind.check(outputs)
+        return cls(kind, tuple(outputs.shape[1:]), outputs.dtype)
+
+    @classmethod
+    def of_target(cls, kind: OutputKind, outputs: Tensor, target: TargetType) -> ExplainedOutputs:
+        """The output of each example that ``target`` means, or the region of outputs."""
+        every = cls.all_of(kind, outputs)
+        region = masked_columns(target, every.output_shape)
         if region is not None:
-            return cls(readout, output_shape, region=tuple(region))
-        columns = target_columns(target, n_examples, output_shape)
-        return cls(readout, output_shape, tuple(columns))
+            return replace(every, region=tuple(region))
+        return replace(
+            every, columns=tuple(target_columns(target, len(outputs), every.output_shape))
+        )
 
     @property
     def n_columns(self) -> int:
@@ -342,14 +505,31 @@ class Reader:
 
     def for_example(self, number: int) -> Callable[[Tensor], Tensor]:
         """From outputs for copies of one example (rows, ...) to scores (rows, columns)."""
-        if self.region is not None:
-            kept = list(self.region)
-            return lambda outputs: self.readout.every(outputs)[:, kept]
-        if self.columns is None:
-            return self.readout.every
-        column = self.columns[number]
-        return lambda outputs: self.readout.column(outputs, column)
+        kind, region = self.kind, self.region
+        if self.columns is not None:
+            column = self.columns[number]
+            return lambda outputs: kind.column(outputs, column)
+        if region is not None:
+            return lambda outputs: kind.scores(outputs).reshape(len(outputs), -1)[:, list(region)]
+        return lambda outputs: kind.scores(outputs).reshape(len(outputs), -1)
 
-    def read(self, outputs: Tensor) -> Tensor:
+    def scores(self, outputs: Tensor) -> Tensor:
         """The scores of outputs for all examples, (N, columns)."""
         return torch.cat([self.for_example(n)(outputs[n : n + 1]) for n in range(len(outputs))])
+
+    def watched_columns(self, target: TargetType, scores: Tensor, name: str) -> list[int]:
+        """The column of each example that ``target`` means; without one, the predicted class's.
+
+        Args:
+            target: as in ``target_columns``.
+            scores: of all columns with everything seen, (N, columns).
+            name: what to call the argument in an error.
+        """
+        predicts = self.kind.has_probabilities and len(self.output_shape) <= 1
+        if target is None and predicts:
+            return device_sync.as_integers(scores.argmax(dim=1))
+        return target_columns(target, len(scores), self.output_shape, name)
+
+    def warn_of_rounding(self, *scores: Tensor) -> None:
+        """Warn where outputs were rounded so that scores are only bounds."""
+        self.kind.warn_of_rounding(self.dtype, scores)

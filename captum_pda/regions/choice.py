@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from captum_pda.regions.contexts import Context, contexts_of
 from captum_pda.regions.masks import feature_mask_regions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import (
-    GRANULARITIES,
     Granularities,
     Superpixels,
     check_granularities,
@@ -36,105 +35,137 @@ Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 
-#: The arguments of which one at most says what is hidden.
-CHOICES = ("windows", "feature_mask", "superpixels", "scales", "sliding_window_shapes")
+#: Kinds of regions that are found in images: classes that are called with the images
+#: (N, C, *space) and a size. Users pass ``regions=(name, size)``.
+REGION_KINDS: dict[str, Callable[[Tensor, int], Regions]] = {"superpixels": Superpixels}
+
+#: Regions of one's own: an object for each tensor, or the name of a kind and its size or sizes.
+OwnRegions: TypeAlias = Regions | tuple[Regions, ...] | tuple[str, int | Sequence[int]] | None
 
 
-@dataclass(frozen=True, eq=False)
-class RegionChoice:
-    """The arguments that say what is hidden, as the user gave them.
+def choose_regions(
+    inputs: tuple[Tensor, ...],
+    context: str = "full",
+    sliding_window_shapes: Extents = None,
+    strides: Extents = None,
+    scales: Scales = None,
+    feature_mask: Tensor | tuple[Tensor, ...] | None = None,
+    superpixels: Granularities = None,
+    regions: OwnRegions = None,
+    effort: str = "standard",
+) -> dict[str, RegionSets]:
+    """The regions of each input tensor in each context, as the arguments of a method choose them.
+
+    What is the same in two contexts is one object, so that regions pair up. By default there are
+    superpixels, or windows in proportion to small images.
 
     Args:
+        inputs: the tensors that are explained, (N, C, *space).
+        context: "full", "empty" or "both", or another of ``CONTEXTS``.
         sliding_window_shapes: windows of one size.
         strides: the steps between windows.
         scales: windows of several sizes.
         feature_mask: regions of any shape, as in Captum's FeatureAblation.
-        windows: some windows of a WindowGrid only.
-        superpixels: how many regions that follow the image, once or several times.
+        superpixels: about how many regions that follow the image; one number or several.
+        regions: regions of one's own, or some windows of a WindowGrid only.
         effort: how many default regions there are, "quick" or "standard".
     """
-
-    sliding_window_shapes: Extents = None
-    strides: Extents = None
-    scales: Scales = None
-    feature_mask: Tensor | tuple[Tensor, ...] | None = None
-    windows: WindowGrid | tuple[WindowGrid, ...] | None = None
-    superpixels: Granularities = None
-    effort: str = "standard"
-
-    def resolve(
-        self, inputs: tuple[Tensor, ...], contexts: Sequence[str] = ("full",)
-    ) -> dict[str, RegionSets]:
-        """The regions of each input tensor in each context; what is the same in two contexts is one
-        object. By default superpixels, or windows in proportion to small images."""
-        self._check_one_is_given()
-        if self.effort not in GRANULARITIES:
-            raise ValueError(
-                f"effort={self.effort!r} is not known; choose 'quick' or 'standard', or say what "
-                "is hidden, such as superpixels=(25, 60)"
-            )
-        if self._is_given:
-            return dict.fromkeys(contexts, self._given(inputs))
-        steps = _one_each(self.strides, len(inputs), "strides")
-        found: dict[tuple[int, int], Superpixels] = {}
-        return {
-            context: tuple(
-                self._default(number, tensor, step, context, found)
-                for number, (tensor, step) in enumerate(zip(inputs, steps, strict=True))
-            )
-            for context in contexts
-        }
-
-    @property
-    def _is_given(self) -> bool:
-        return any(getattr(self, name) is not None for name in CHOICES)
-
-    def _default(
-        self,
-        number: int,
-        tensor: Tensor,
-        strides: Extent | None,
-        context: str,
-        found: dict[tuple[int, int], Superpixels],
-    ) -> tuple[Regions, ...]:
-        """The regions of a tensor that nothing was said about, those found before among them."""
-        shape = tuple(tensor.shape)
-        if strides is not None or not has_superpixels(shape):
-            return default_grids(shape[2:], strides, context)
-        granularities = GRANULARITIES[self.effort][context]
-        for granularity in granularities:
-            if (number, granularity) not in found:
-                found[number, granularity] = Superpixels(tensor, granularity)
-        return tuple(found[number, granularity] for granularity in granularities)
-
-    def _given(self, inputs: tuple[Tensor, ...]) -> RegionSets:
-        if self.windows is not None:
-            return tuple((grid,) for grid in given_grids(inputs, self.windows))
-        if self.feature_mask is not None:
-            return _mask_regions(inputs, self.feature_mask)
-        if self.scales is not None:
-            return tuple(
-                scale_grids(tuple(tensor.shape[2:]), self.scales, self.strides) for tensor in inputs
-            )
-        if self.superpixels is not None:
-            return tuple(
-                tuple(
-                    Superpixels(tensor, granularity)
-                    for granularity in check_granularities(self.superpixels, tuple(tensor.shape))
-                )
-                for tensor in inputs
-            )
-        return tuple(
-            (grid,) for grid in make_grids(inputs, self.sliding_window_shapes, self.strides)
+    contexts = contexts_of(context)
+    choices = {
+        "regions": regions,
+        "feature_mask": feature_mask,
+        "superpixels": superpixels,
+        "scales": scales,
+        "sliding_window_shapes": sliding_window_shapes,
+    }
+    given = [name for name, value in choices.items() if value is not None]
+    if given and given[0] in ("regions", "feature_mask", "superpixels") and strides is not None:
+        given.append("strides")
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} both say what to hide; give one of them")
+    if not all(effort in each.granularities for each in contexts):
+        raise ValueError(
+            f"effort={effort!r} is not known; choose 'quick' or 'standard', or say what is "
+            "hidden, such as superpixels=(25, 60)"
         )
+    sets: RegionSets | None = None
+    if regions is not None:
+        sets = _own_regions(inputs, regions)
+    elif feature_mask is not None:
+        sets = _mask_regions(inputs, feature_mask)
+    elif superpixels is not None:
+        sets = _found_regions(inputs, "superpixels", superpixels)
+    elif scales is not None:
+        sets = tuple(scale_grids(tuple(tensor.shape[2:]), scales, strides) for tensor in inputs)
+    elif sliding_window_shapes is not None:
+        sets = tuple((grid,) for grid in make_grids(inputs, sliding_window_shapes, strides))
+    if sets is not None:
+        return {each.name: sets for each in contexts}
+    steps = _one_each(strides, len(inputs), "strides")
+    # One object for each granularity, since SLIC is slow and contexts share their regions.
+    found: dict[tuple[int, int], Regions] = {}
+    return {
+        each.name: tuple(
+            _default_regions(number, tensor, step, each, effort, found)
+            for number, (tensor, step) in enumerate(zip(inputs, steps, strict=True))
+        )
+        for each in contexts
+    }
 
-    def _check_one_is_given(self) -> None:
-        given = [name for name in CHOICES if getattr(self, name) is not None]
-        without_strides = ("windows", "feature_mask", "superpixels")
-        if given and given[0] in without_strides and self.strides is not None:
-            given.append("strides")
-        if len(given) > 1:
-            raise ValueError(f"{given[0]} and {given[1]} both say what to hide; give one of them")
+
+def _default_regions(
+    number: int,
+    tensor: Tensor,
+    strides: Extent | None,
+    context: Context,
+    effort: str,
+    found: dict[tuple[int, int], Regions],
+) -> tuple[Regions, ...]:
+    """The default regions of a tensor; ``found`` has the superpixels that were found before."""
+    shape = tuple(tensor.shape)
+    if strides is not None or not has_superpixels(shape):
+        return default_grids(shape[2:], strides, context)
+    granularities = context.granularities[effort]
+    for granularity in granularities:
+        if (number, granularity) not in found:
+            found[number, granularity] = Superpixels(tensor, granularity)
+    return tuple(found[number, granularity] for granularity in granularities)
+
+
+def _found_regions(inputs: tuple[Tensor, ...], kind: str, sizes: object) -> RegionSets:
+    """Regions of a kind that is found in the images, of each size."""
+    if kind not in REGION_KINDS:
+        known = ", ".join(map(repr, REGION_KINDS))
+        raise ValueError(f"regions={kind!r} is not known; choose one of {known}")
+    return tuple(
+        tuple(
+            REGION_KINDS[kind](tensor, size)
+            for size in check_granularities(sizes, tuple(tensor.shape), kind)
+        )
+        for tensor in inputs
+    )
+
+
+def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
+    """Regions of one's own: a kind by its name, or an object for each tensor."""
+    if isinstance(regions, tuple) and len(regions) == 2 and isinstance(regions[0], str):
+        return _found_regions(inputs, regions[0], regions[1])
+    each = regions if isinstance(regions, tuple) else (regions,)
+    if not all(hasattr(one, "boxes") and hasattr(one, "space") for one in each):
+        raise TypeError(
+            f"regions={regions!r} must be a WindowGrid, FeatureMaskRegions or another object with "
+            "the methods of captum_pda.regions.protocol.Regions, one for each tensor, or the name "
+            "of a kind and a size, such as ('superpixels', 60)"
+        )
+    spaces = [tuple(tensor.shape[2:]) for tensor in inputs]
+    if [one.space for one in each] != spaces:
+        raise ValueError(
+            f"regions lie in spaces of {[one.space for one in each]}, where the inputs have "
+            f"{spaces}; make one object for each tensor, such as WindowGrid(space, window, strides)"
+        )
+    if not all(len(one) for one in each):
+        raise ValueError("regions holds no region; pick at least one")
+    return tuple((one,) for one in each)
 
 
 def make_grids(
@@ -163,22 +194,6 @@ def papers_window(tensor: Tensor) -> tuple[int, ...]:
     space = tuple(tensor.shape[2:])
     width = 10 if min(space) >= LARGE_SIDE else 4
     return tuple(min(width, size) for size in space)
-
-
-def given_grids(
-    inputs: tuple[Tensor, ...], windows: WindowGrid | tuple[WindowGrid, ...]
-) -> tuple[WindowGrid, ...]:
-    """Check that grids chosen by the user fit the input tensors, one each."""
-    grids = windows if isinstance(windows, tuple) else (windows,)
-    spaces = [tuple(tensor.shape[2:]) for tensor in inputs]
-    if [grid.space for grid in grids] != spaces:
-        raise ValueError(
-            f"windows lie in spaces of {[grid.space for grid in grids]}, where the inputs have "
-            f"{spaces}; make a WindowGrid(space, window, strides) for each tensor"
-        )
-    if not all(len(grid) for grid in grids):
-        raise ValueError("windows holds no window; pick at least one")
-    return grids
 
 
 def _mask_regions(

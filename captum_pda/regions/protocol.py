@@ -175,3 +175,16 @@ class PlacedWindows:
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
         """The flat numbers of each window's pixels in the input, (W, pixels per window)."""
         return block_pixels(self.corner_array, self.window, self.space, device)
+
+
+def box_values(example: Tensor, windows: Windows) -> Tensor:
+    """What an example (C, *space) has in the box of each region, (W, C, *window)."""
+    values = example.flatten(1)[:, windows.pixels(example.device)].transpose(0, 1)
+    return values.reshape(len(windows), len(example), *windows.window)
+
+
+def inside_regions(windows: Windows, inside: Tensor, outside: Tensor) -> Tensor:
+    """One value inside each region and another in the rest of its box, (..., W, C, *window)."""
+    if windows.hidden is None:
+        return inside
+    return torch.where(windows.hidden.to(inside.device).unsqueeze(1), inside, outside)

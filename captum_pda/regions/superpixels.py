@@ -18,12 +18,6 @@ Granularities: TypeAlias = int | Sequence[int] | None
 
 #: The shorter side from which an image has superpixels by default.
 SMALLEST_SIDE = 64
-#: The default granularities by effort and context. What a small region says by itself is next to
-#: nothing, and more granularities add nothing (benchmarks/FAITHFULNESS.md).
-GRANULARITIES: dict[str, dict[str, tuple[int, ...]]] = {
-    "quick": {"full": (12, 25, 60), "empty": (12, 25, 60)},
-    "standard": {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)},
-}
 #: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
 COMPACTNESS = 0.1
 
@@ -97,9 +91,11 @@ def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:
     return values
 
 
-def check_granularities(superpixels: object, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of superpixels that were asked for, of an input of this shape (N, C, *space)."""
-    given = [superpixels] if is_integer(superpixels) else superpixels
+def check_granularities(
+    sizes: object, shape: tuple[int, ...], kind: str = "superpixels"
+) -> tuple[int, ...]:
+    """The numbers of regions of a kind that were asked for, of an input (N, C, *space)."""
+    given = [sizes] if is_integer(sizes) else sizes
     if (
         not isinstance(given, Sequence)
         or isinstance(given, str)
@@ -107,12 +103,12 @@ def check_granularities(superpixels: object, shape: tuple[int, ...]) -> tuple[in
         or not all(is_integer(number) and number > 0 for number in given)
     ):
         raise TypeError(
-            f"superpixels={superpixels!r} must be how many there are about, such as "
-            "superpixels=60 or superpixels=(25, 60, 120)"
+            f"{kind}={sizes!r} must be about how many regions there are, such as {kind}=60 or "
+            f"{kind}=(25, 60, 120)"
         )
     if len(set(given)) < len(given):
-        raise ValueError(f"superpixels={superpixels!r} holds a number twice; give each once")
-    if len(shape) < 4:
+        raise ValueError(f"{kind}={sizes!r} holds a number twice; give each once")
+    if kind == "superpixels" and len(shape) < 4:
         raise ValueError(
             f"superpixels are for images and volumes, and the input has shape {shape}; use "
             "sliding_window_shapes or scales for one dimension"

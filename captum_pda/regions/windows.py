@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda.regions.contexts import CONTEXTS, Context
 from captum_pda.regions.protocol import Integers, block_pixels
 
 
@@ -282,26 +283,13 @@ Scales: TypeAlias = int | Sequence[Extent] | None
 
 #: The shorter side from which an input counts as large.
 LARGE_SIDE = 64
-#: The default sizes in each context, as shares of the shorter side, and the strides as shares of
-#: the size. What a small window says by itself is next to nothing, and next to larger ones a
-#: window of 16 pixels in the full context adds passes and noise (benchmarks/FAITHFULNESS.md).
-LARGE_INPUT = {
-    # 32, 64 and 96 pixels of 224 and the larger two of them, at strides of 16.
-    "full": ((1 / 7, 1 / 2), (2 / 7, 1 / 4), (3 / 7, 1 / 6)),
-    "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 6)),
-}
-SMALL_INPUT = {
-    # 4 and 8 pixels of 28, at strides of 1 and 2; 8 and 12, at strides of 2 and 3.
-    "full": ((1 / 7, 1 / 4), (2 / 7, 1 / 4)),
-    "empty": ((2 / 7, 1 / 4), (3 / 7, 1 / 4)),
-}
 #: Where a size has more windows than this, its strides grow up to the window by default; where they
 #: are still too many, as small windows are in volumes, the size is left out.
 MOST_WINDOWS = 1500
 
 
 def default_grids(
-    space: tuple[int, ...], strides: Extent | None = None, context: str = "full"
+    space: tuple[int, ...], strides: Extent | None = None, context: Context = CONTEXTS["full"]
 ) -> tuple[WindowGrid, ...]:
     """Windows in proportion to the input's shorter side, the same in all directions.
 
@@ -309,7 +297,7 @@ def default_grids(
     """
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
-    for share, step in (LARGE_INPUT if side >= LARGE_SIDE else SMALL_INPUT)[context]:
+    for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
         width = max(1, round(share * side))
         if strides is not None:
             grid = window_grid(space, width, _within(strides, width))

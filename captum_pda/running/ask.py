@@ -12,17 +12,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda.engines import BatchLoop, BatchSize, DenseEngine, Engine, PreparedEngine
+from captum_pda.engines import BatchLoop, BatchSize, DenseEngine, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
 from captum_pda.errors import attach_result
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice
-from captum_pda.model.outputs import Reader
-from captum_pda.priors import EmptyContext
+from captum_pda.model.outputs import ExplainedOutputs
 from captum_pda.priors.empty_context import blurred
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows
-from captum_pda.running.plan import Contents
+from captum_pda.running.plan import Place
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import Sampling
 
@@ -47,9 +47,8 @@ class Asker:
 
     Args:
         call: the model with its inputs.
-        contents: what is put in the place of hidden regions.
-        engine: runs the copies.
-        reader: which scores are kept.
+        place: what is put in the place of hidden regions, and the engine that runs the copies.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         sampling: how many contents hidden regions get.
         rows: copies in a batch; None chooses by itself.
@@ -58,17 +57,16 @@ class Asker:
     def __init__(
         self,
         call: ModelCall,
-        contents: Contents,
-        engine: Engine,
-        reader: Reader,
+        place: Place,
+        explained: ExplainedOutputs,
         seen: Tensor,
         sampling: Sampling,
         rows: int | None = None,
     ) -> None:
         self.call = call
-        self.contents = contents
-        self.engine = engine
-        self.reader = reader
+        self.place = place
+        self.engine = place.engine
+        self.explained = explained
         self.seen = seen
         self.sampling = sampling
         self.rows = rows
@@ -76,7 +74,7 @@ class Asker:
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        read, forward = self.reader.for_example(example), self.call.for_example(example, 0)
+        read, forward = self.explained.for_example(example), self.call.for_example(example, 0)
         loop = BatchLoop(BatchSize(self.rows, self.call.values_per_example), copies[:1])
         with evaluation_mode(self.call.forward_func):
             return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
@@ -227,7 +225,7 @@ class AskedExample:
     ) -> None:
         """Run the model with these fills (S, W, C, *box), and keep what is finished."""
         prepared = self._prepared_in(context)
-        read = self._asker.reader.for_example(self._example)
+        read = self._asker.explained.for_example(self._example)
         scores = None
         try:
             scores = prepared.scores(boxes, fills, read, bar.update)
@@ -246,11 +244,10 @@ class AskedExample:
         shape = tuple(int(side) for side in high - low)
         place = _slices(low, shape)
         windows = PlacedWindows(tuple(hidden.shape), shape, low[None], hidden[place].unsqueeze(0))
-        contents = self._asker.contents.of(self._values, "full")
         try:
-            _, fills = contents.fills(windows, self._sampling("full"))
+            fills = self._asker.place.drawn(self._values[0], windows, self._sampling("full"))
         except (TypeError, ValueError) as error:
-            prior = type(self._asker.contents.prior).__name__
+            prior = type(self._asker.place.prior).__name__
             raise type(error)(
                 f"{prior} cannot fill {int(hidden.sum()):,} pixels in a box of {shape} that are "
                 f"hidden together: {error}. GaussianFieldPrior() fills any set of regions"
@@ -272,17 +269,17 @@ class AskedExample:
 
     def _nothing_seen(self) -> Tensor:
         if self._nothing is None:
-            self._nothing = EmptyContext(self._asker.contents.prior).nothing_seen(self._values[0])
+            self._nothing = self._asker.place.nothing_seen(self._values[0])
         return self._nothing
 
     def _has_nothing_seen(self, context: str) -> bool:
         """Whether everything hidden is the input with nothing seen: a prior that does not know one
         fills all of it in the full context."""
-        prior = self._asker.contents.prior
+        prior = self._asker.place.prior
         return context == "empty" or prior is None or hasattr(prior, "nothing_seen")
 
     def _sampling(self, context: str) -> Sampling:
-        return self._asker.sampling.in_context(context)
+        return self._asker.sampling.in_context(CONTEXTS[context])
 
     def _prepared_in(self, context: str) -> PreparedEngine:
         if context not in self._prepared:

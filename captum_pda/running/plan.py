@@ -2,184 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine
 from captum_pda.model.call import Call
-from captum_pda.model.inputs import check_choice
-from captum_pda.model.outputs import Reader, Readout
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
-from captum_pda.regions.choice import RegionChoice
-from captum_pda.regions.protocol import Regions, Windows
-from captum_pda.running.sampling import Sampling
+from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS, Context
+from captum_pda.regions.protocol import Regions, Windows, box_values, inside_regions
+from captum_pda.running.sampling import Sampling, StoppingRule
 
 #: From a prior, an example (C, *space), windows and the sampling to fills (S, W, C, *window).
-Draw: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
-
-
-def conditional_mean(prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-    """The conditional mean of each window, as the only fill, (1, W, C, *window)."""
-    means: Tensor = prior.conditional_mean(example, windows)
-    return means.unsqueeze(0)
+Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Contents:
-    """How a method fills regions.
+class Place:
+    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
 
     Args:
-        prior: the user's prior; None is the default one.
-        needs: the prior's method that is called in the full context.
-        draw: makes the fills of windows in the full context.
+        name: "input", or the name of the layer.
+        call: the model as a function of the tensors that are changed here.
+        engine: runs the copies.
+        prior: what could stand in a region; None is the default prior.
+        needs: the prior's method that ``fill`` calls.
+        fill: the method's way to fill regions from the prior.
     """
 
+    name: str
+    call: Call
+    engine: Engine
     prior: Any
     needs: str
-    draw: Draw
+    fill: Fill
 
-    def of(self, example: Tensor, context: str) -> ExampleContents:
-        """The contents for one example (1, C, *space)."""
-        return ExampleContents(self, example, context)
+    def drawn(self, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
+        """What is put in the place of regions of an example (C, *space), (S, W, C, *window)."""
+        fills = self.fill(prior_for(self.prior, self.needs), example, windows, sampling)
+        return checked_fills(fills, example, windows, sampling.n_samples)
 
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """An example (C, *space) with nothing seen of it."""
+        return EmptyContext(self.prior).nothing_seen(example)
 
-@dataclass(frozen=True, eq=False)
-class ExampleContents:
-    """What is put in the place of one example's regions.
-
-    Args:
-        contents: how they are filled.
-        example: the example, (1, C, *space).
-        context: "full" or "empty".
-    """
-
-    contents: Contents
-    example: Tensor
-    context: str
-
-    def unchanged(self) -> Tensor:
-        """What the model gets before a region is changed, (1, C, *space)."""
-        if self.context == "full":
-            return self.example
-        return EmptyContext(self.contents.prior).nothing_seen(self.example[0]).unsqueeze(0)
-
-    def fills(self, windows: Windows, sampling: Sampling) -> tuple[Windows, Tensor]:
-        """The boxes that change, and what is put there, (S, W, C, *box)."""
-        if self.context == "empty":
-            empty = EmptyContext(self.contents.prior)
-            boxes, contents = empty.seen_alone(self.example[0], windows)
-            return boxes, check_fills(contents.unsqueeze(0), self.example, boxes, 1)
-        prior = prior_for(self.contents.prior, self.contents.needs)
-        fills = self.contents.draw(prior, self.example[0], windows, sampling)
-        fills = check_fills(fills, self.example, windows, sampling.n_samples)
-        return windows, _only_where_hidden(fills, self.example, windows)
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
+        boxes, contents = EmptyContext(self.prior).seen_alone(example, windows)
+        expected = (len(windows), len(example), *boxes.window)
+        if tuple(contents.shape) != expected:
+            raise ValueError(
+                f"the prior's seen_alone gave contents of shape {tuple(contents.shape)}, where "
+                f"(windows, channels, *box) is {expected}"
+            )
+        return boxes, contents.to(example.dtype)
 
 
-def check_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
-    """Refuse fills of another shape, and bring them to the dtype of the example."""
-    expected = (n_samples, len(windows), example.shape[1], *windows.window)
+def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
+    """Fills (S, W, C, *window) inside each region, and the example (C, *space) in the rest of its
+    box; fills of another shape are refused."""
+    expected = (n_samples, len(windows), len(example), *windows.window)
     if tuple(fills.shape) != expected:
         raise ValueError(
             f"the prior gave fills of shape {tuple(fills.shape)} for one example, where "
             f"(samples, windows, channels, *window) is {expected}"
         )
-    return fills.to(example.dtype)
-
-
-def _only_where_hidden(fills: Tensor, example: Tensor, windows: Windows) -> Tensor:
-    """The fills where the windows are hidden, and the example where they are seen."""
+    fills = fills.to(example.dtype)
     if windows.hidden is None:
         return fills
-    seen = example[0].flatten(1)[:, windows.pixels(example.device)]
-    seen = seen.transpose(0, 1).reshape(fills.shape[1:])
-    return torch.where(windows.hidden.to(example.device).unsqueeze(1), fills, seen)
-
-
-CONTEXTS = ("full", "empty", "both")
-
-
-@dataclass(frozen=True, eq=False)
-class Depth:
-    """Where regions are hidden: in the inputs, or in a layer's feature maps.
-
-    Args:
-        name: "input", or the name of the layer.
-        call: the model as a function of the tensors that are changed here.
-        contents: what is put in the place of regions.
-        engine: runs the copies.
-    """
-
-    name: str
-    call: Call
-    contents: Contents
-    engine: Engine
+    return inside_regions(windows, fills, box_values(example, windows))
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Regions of one size, of one tensor at one depth, in one context.
+    """Regions of one size, of one tensor at one place, in one context.
 
     Args:
-        depth: where they are hidden.
-        tensor: the number of the tensor among those of that depth.
+        place: where they are hidden.
+        tensor: the number of the tensor among those of that place.
         regions: where they lie.
-        context: "full" (all else is seen) or "empty" (nothing else is seen).
+        context: what is seen besides them.
     """
 
-    depth: Depth
+    place: Place
     tensor: int
     regions: Regions
-    context: str = "full"
+    context: Context
 
     @property
     def values(self) -> Tensor:
         """The tensor that the regions lie in, (N, C, *space)."""
-        return self.depth.call.inputs[self.tensor]
+        return self.place.call.inputs[self.tensor]
+
+    def forward(self, example: int, copies: Tensor) -> Tensor:
+        """The model's outputs for changed copies (rows, C, *space) of an example."""
+        return self.place.call.for_example(example, self.tensor)(copies)
+
+
+def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
+    """The regions of a place in each context; ``arguments`` are those of ``choose_regions``."""
+    return tuple(
+        Part(place, tensor, regions, CONTEXTS[context])
+        for context, sets in choose_regions(place.call.inputs, **arguments).items()
+        for tensor, sizes in enumerate(sets)
+        for regions in sizes
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
-    """One example with one tensor to change in one context.
-
-    Args:
-        example: the number of the example.
-        first: a part that says the depth, the tensor and the context.
-        parts: the numbers of all parts whose regions are changed here.
-    """
-
-    example: int
-    first: Part
-    parts: tuple[int, ...]
-
-    @property
-    def values(self) -> Tensor:
-        """The example as it is, (1, C, *space)."""
-        return self.first.values[self.example : self.example + 1]
-
-    def forward(self, copies: Tensor) -> Tensor:
-        """The model's outputs for copies of the example, (rows, C, *space)."""
-        return self.first.depth.call.for_example(self.example, self.first.tensor)(copies)
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
+class Plan:
     """What is hidden of a model's inputs or feature maps, and what is read.
 
     Args:
         parts: what is hidden.
-        reader: which scores are kept.
+        explained: which outputs are explained, as which scores.
         seen: the scores with everything seen, (N, columns).
         references: for each part the scores before a region is changed, (N, columns).
     """
 
     parts: tuple[Part, ...]
-    reader: Reader
+    explained: ExplainedOutputs
     seen: Tensor
     references: tuple[Tensor, ...]
 
@@ -188,100 +137,68 @@ class Task:
         """The batch size N."""
         return len(self.seen)
 
-    def scenes(self) -> Iterator[Scene]:
-        """Each tensor and context of each example, with its parts: they share what is prepared."""
-        found: dict[tuple[Depth, int, str], list[int]] = {}
-        for number, part in enumerate(self.parts):
-            found.setdefault((part.depth, part.tensor, part.context), []).append(number)
-        for numbers in found.values():
-            for example in range(self.n_examples):
-                yield Scene(example, self.parts[numbers[0]], tuple(numbers))
 
-
-@dataclass(frozen=True, eq=False)
-class Execution:
-    """How the model is run.
+def make_plan(
+    parts: tuple[Part, ...], target: TargetType, all_outputs: bool, kind: OutputKind
+) -> Plan:
+    """Run the model on the inputs as they are, and on those that a context starts from.
 
     Args:
-        perturbations_per_eval: copies in a batch; None chooses by itself.
-        ranks: the processes that share the regions.
-        title: of the progress bar; None shows none.
-        densely: whether the dense engine runs all, since another has failed its audit.
+        parts: what is hidden.
+        target: the output to explain, unless ``all_outputs`` are kept.
+        all_outputs: whether the scores of every output are kept.
+        kind: what the model's outputs are.
     """
-
-    perturbations_per_eval: int | None
-    ranks: Ranks
-    title: str | None
-    densely: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """What a user asks, as it was given.
-
-    Args:
-        inputs: the tensors to explain.
-        target: the output to explain.
-        additional_forward_args: further arguments of the model.
-        regions: what is hidden.
-        context: "full", "empty" or "both".
-        all_outputs: whether all outputs are explained, in place of the target.
-    """
-
-    inputs: Tensor | tuple[Tensor, ...]
-    target: TargetType = None
-    additional_forward_args: object = None
-    regions: RegionChoice = field(default_factory=RegionChoice)
-    context: str = "full"
-    all_outputs: bool = False
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """When to stop sampling a region: the bound, and the output that it bounds."""
-
-    bound: float | None = None
-    target: TargetType = None
-
-
-def plan_parts(depth: Depth, choice: RegionChoice, context: str) -> tuple[Part, ...]:
-    """The regions that were chosen of each tensor of a depth, in each context."""
-    check_choice("context", context, CONTEXTS)
-    contexts = ("full", "empty") if context == "both" else (context,)
-    return tuple(
-        Part(depth, tensor, regions, each)
-        for each, sets in choice.resolve(depth.call.inputs, contexts).items()
-        for tensor, several in enumerate(sets)
-        for regions in several
-    )
-
-
-def resolve_task(parts: tuple[Part, ...], request: Request, output: str) -> Task:
-    """Look at what the model says when all is seen, and when nothing is."""
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
-        outputs = parts[0].depth.call.unperturbed()
-        shape = tuple(outputs.shape[1:])
-        readout = Readout.of(output, outputs)
-        reader = Reader(readout, shape)
-        if not request.all_outputs:
-            reader = Reader.of_target(readout, request.target, len(outputs), shape)
-    seen = reader.read(outputs)
-    task = Task(parts, reader, seen, (seen,) * len(parts))
-    return replace(task, references=_references(task))
+        outputs = parts[0].place.call.unperturbed()
+        if all_outputs:
+            explained = ExplainedOutputs.all_of(kind, outputs)
+        else:
+            explained = ExplainedOutputs.of_target(kind, outputs, target)
+        seen = explained.scores(outputs)
+        references = [seen] * len(parts)
+        for numbers in groups(parts):
+            scores = [_reference(parts[numbers[0]], explained, seen, n) for n in range(len(seen))]
+            for number in numbers:
+                references[number] = torch.cat(scores)
+    return Plan(parts, explained, seen, tuple(references))
 
 
-def _references(task: Task) -> tuple[Tensor, ...]:
-    """For each part, the scores before a region is changed: all is seen, or nothing."""
-    references = [task.seen if part.context == "full" else task.seen.clone() for part in task.parts]
-    for scene in task.scenes():
-        if scene.first.context == "full":
-            continue
-        contents = scene.first.depth.contents.of(scene.values, scene.first.context)
-        nothing = contents.unchanged()
-        with torch.no_grad():
-            outputs = scene.forward(nothing.clone())
-        scores = task.reader.for_example(scene.example)(outputs)[0]
-        for number in scene.parts:
-            references[number][scene.example] = scores
-    return tuple(references)
+def _reference(part: Part, explained: ExplainedOutputs, seen: Tensor, example: int) -> Tensor:
+    """The scores of an example before a region of it is changed, (1, columns)."""
+    values = part.values[example]
+    before = part.context.before(part.place, values)
+    if before is values:
+        return seen[example : example + 1]
+    return explained.for_example(example)(part.forward(example, before.unsqueeze(0).clone()))
+
+
+def groups(parts: tuple[Part, ...]) -> list[list[int]]:
+    """The numbers of the parts of one place, tensor and context, which share what is prepared."""
+    found: dict[tuple[Place, int, Context], list[int]] = {}
+    for number, part in enumerate(parts):
+        found.setdefault((part.place, part.tensor, part.context), []).append(number)
+    return list(found.values())
+
+
+def with_tolerance(
+    plan: Plan, sampling: Sampling, tolerance: float | None, target: TargetType, measure: Measure
+) -> Sampling:
+    """The sampling, stopped once the error of ``target`` is under a tolerance.
+
+    Without a target it is the error of each example's predicted class.
+    """
+    if tolerance is None:
+        return sampling
+    explained = plan.explained
+    if explained.region is not None:
+        raise ValueError(
+            "tolerance bounds the error of one output, and target is a mask of several; leave "
+            "tolerance out, or explain one output"
+        )
+    columns = [0] * plan.n_examples
+    if explained.columns is None:
+        columns = explained.watched_columns(target, plan.seen, "tolerance_target")
+    stopping = StoppingRule(tolerance, columns, explained.kind, measure)
+    return Sampling(sampling.n_samples, sampling.seed, sampling.keep_errors, stopping)

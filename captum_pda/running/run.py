@@ -1,11 +1,15 @@
-"""The one loop: fills, engine and scores for every region, and how ranks share them."""
+"""The one loop: fills, engine and scores for every region, and how ranks share them.
+
+Regions go to ranks in whole batches, which are those of a single process: a model may round
+differently in another batch, and the map should not depend on how many ranks there are.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 
@@ -14,70 +18,68 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
-from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
-from captum_pda.engines.audit import audit_of, audited
+from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport
+from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
 from captum_pda.engines.protocol import Advance
 from captum_pda.fingerprints import weights_checksum
-from captum_pda.model.inputs import watched_columns
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import ExampleContents, Execution, Part, Scene, Task, Tolerance
+from captum_pda.running.plan import Plan, groups
 from captum_pda.running.progress import ProgressBar
-from captum_pda.running.sampling import Sampling, Scoring, StoppingRule, WindowScores, score_windows
+from captum_pda.running.sampling import RegionScores, Sampling, score_regions
+
+#: Fill values held at once. Chunks depend on nothing but the plan, so that the same seed gives
+#: the same draws whatever the batch size.
+VALUES_PER_CHUNK = 2**22
+#: By how much the same model's scores may differ on two kinds of processors, as a share of the
+#: largest: half precision has three digits.
+MODEL_ROUNDING = 1e-2
 
 
-@dataclass(frozen=True, eq=False)
 class Run:
-    """A task that is being run, and what is known of it so far.
+    """A plan that is being run, and what is known so far, so that an interruption loses nothing.
 
     Args:
-        task: what to compute.
+        plan: what to compute.
         sampling: how many contents each region gets.
-        execution: how to run the model.
-        known: of each part the scores of every region, marginalised over its fills, and NaN for
-            those still to come. So nothing is lost when something stops the run.
-        audits: how each scene compares with the dense engine, where another has run it.
-        reports: which engine ran each scene, with the number of its regions here.
+        perturbations_per_eval: copies in a batch; None chooses by itself.
+        ranks: the processes that share the regions.
+        title: of the progress bar; None shows none.
     """
 
-    task: Task
-    sampling: Sampling
-    execution: Execution
-    known: tuple[WindowScores, ...]
-    audits: list[Audit] = field(default_factory=list)
-    reports: list[tuple[int, EngineReport]] = field(default_factory=list)
+    def __init__(
+        self,
+        plan: Plan,
+        sampling: Sampling,
+        perturbations_per_eval: int | None,
+        ranks: Ranks,
+        title: str | None,
+    ) -> None:
+        self.plan = plan
+        self.sampling = sampling
+        self.perturbations_per_eval = perturbations_per_eval
+        self.ranks = ranks
+        self.title = title
+        #: Whether the dense engine runs all, since another has failed its audit.
+        self.densely = False
+        #: How each engine that is not dense compares with the dense one.
+        self.audits: list[Audit] = []
+        #: Which engine ran, each time with the number of its regions.
+        self.reports: list[tuple[int, EngineReport]] = []
+        self.known = self._unknown()
 
-    @classmethod
-    def of(cls, task: Task, sampling: Sampling, execution: Execution) -> Run:
-        """A run of which nothing is known yet."""
-        known = tuple(
-            WindowScores.none_yet(reference, len(part.regions), sampling.keep_errors)
-            for part, reference in zip(task.parts, task.references, strict=True)
-        )
-        return cls(task, sampling, execution, known)
-
-    def alone(self) -> Run:
-        """The same run as this process knows it, without the other ranks."""
-        return replace(self, execution=replace(self.execution, ranks=Ranks()))
-
-    def densely(self) -> Run:
-        """The same run anew, on the dense engine; what it found before counts for nothing."""
-        execution = replace(self.execution, densely=True)
-        anew = Run.of(self.task, self.sampling, execution)
-        # An audit of another rank may have failed, and none of this one.
-        anew.audits.extend([*self.audits, Audit(agrees=False)])
-        anew.reports.extend(self.reports)
-        return anew
+    def _unknown(self) -> list[RegionScores]:
+        """Of each part the scores of every region, NaN for those still to come."""
+        return [
+            RegionScores.unknown(reference, len(part.regions), self.sampling.keep_errors)
+            for part, reference in zip(self.plan.parts, self.plan.references, strict=True)
+        ]
 
     @property
     def has_begun(self) -> bool:
         """Whether anything is known."""
         return any(bool(part.n_drawn.any()) for part in self.known)
-
-    def together(self) -> tuple[WindowScores, ...]:
-        """What is known of each part by any rank."""
-        return tuple(bring_together(part, self.execution.ranks) for part in self.known)
 
     @property
     def audit(self) -> Audit | None:
@@ -86,188 +88,173 @@ class Run:
 
     @property
     def report(self) -> EngineReport | None:
-        """Which engine ran, and why: of the scene with the most regions, with all audits."""
+        """Which engine ran the most regions, and why, with all audits."""
         if not self.reports:
             return None
         _, report = max(self.reports, key=itemgetter(0))
         return report.with_audit(self.audit)
 
-    def agrees(self) -> bool:
-        """Whether the audits of all ranks found what the dense engine finds."""
-        own = all(audit.agrees for audit in self.audits)
-        return all(agrees for (agrees,) in self.execution.ranks.gather([own]))
+    def known_by_all(self) -> list[RegionScores]:
+        """What any rank knows of each part."""
+        return [bring_together(part, self.ranks) for part in self.known]
 
     def finish(self) -> None:
-        """Run the model without each region, one example, tensor and context at a time.
+        """Run the model without each region. Where an audit disagrees on any rank, all start again
+        on the dense engine."""
+        with self.ranks.failing_together():
+            self._run_all()
+        own = all(audit.agrees for audit in self.audits)
+        if all(agrees for (agrees,) in self.ranks.gather([own])):
+            return
+        self.densely, self.known = True, self._unknown()
+        self.audits.append(Audit(agrees=False))  # perhaps only another rank's audit has failed
+        with self.ranks.failing_together():
+            warn_of_disagreement(self.audit)
+            self._run_all()
 
-        It ends early where an audit fails, since then all is to be run again.
-        """
-        execution, task = self.execution, self.task
-        # One for each depth, shared by all its examples, so that memory runs out only once.
+    def _run_all(self) -> None:
+        """Run one example, tensor and context at a time, until an audit disagrees."""
+        parts = self.plan.parts
+        # One for each place, shared by all examples, so that memory runs out only once.
         batch_sizes = {
-            part.depth: BatchSize(
-                execution.perturbations_per_eval, part.depth.call.values_per_example
-            )
-            for part in task.parts
+            part.place: BatchSize(self.perturbations_per_eval, part.place.call.values_per_example)
+            for part in parts
         }
         # Before any batch is halved on one rank only: all must agree on who runs what.
-        in_batch = [batch_sizes[part.depth].rows_for(part.values[:1]) for part in task.parts]
+        rows = [batch_sizes[part.place].rows_for(part.values[:1]) for part in parts]
+        examples = range(self.plan.n_examples)
         total = sum(
-            chunk.n_windows * self.sampling.in_context(part.context).n_samples
-            for part, rows in zip(task.parts, in_batch, strict=True)
-            for example in range(task.n_examples)
-            for chunk in self._chunks(part, example, rows)
+            chunk.n_regions * self.sampling.in_context(part.context).n_samples
+            for number, part in enumerate(parts)
+            for example in examples
+            for chunk in self._chunks(number, example, rows[number])
         )
-        warns = execution.ranks.rank == 0
-        bar_of_all = ProgressBar(total, execution.title, warns)
-        with bar_of_all as bar:
-            for scene in task.scenes():
-                chunks = {
-                    number: self._chunks(task.parts[number], scene.example, in_batch[number])
-                    for number in scene.parts
-                }
-                own = {number: some for number, some in chunks.items() if some}
-                if not own:
-                    continue
-                batch_size = batch_sizes[scene.first.depth]
-                try:
-                    self.audits.append(self._run_scene(scene, own, batch_size, bar.update))
-                finally:
-                    self._note_report(scene, own)
-                if not self.audits[-1].agrees:
-                    return
+        with ProgressBar(total, self.title, warns=self.ranks.rank == 0) as bar:
+            for numbers in groups(parts):
+                place = parts[numbers[0]].place
+                for example in examples:
+                    chunks = {n: self._chunks(n, example, rows[n]) for n in numbers}
+                    n_regions = sum(chunk.n_regions for own in chunks.values() for chunk in own)
+                    if n_regions == 0:
+                        continue  # all of them are another rank's
+                    try:
+                        audit = self._run_example(example, chunks, batch_sizes[place], bar.update)
+                    finally:
+                        # A feature map that is asked beside the input runs from its layer on,
+                        # whatever the engine.
+                        report = getattr(place.engine, "report", None)
+                        if place is parts[0].place and isinstance(report, EngineReport):
+                            self.reports.append((n_regions, report))
+                    self.audits.append(audit)
+                    if not audit.agrees:
+                        return
 
-    def _note_report(self, scene: Scene, chunks: dict[int, list[RankChunk]]) -> None:
-        """Keep what the engine of a scene says of itself, finished or not."""
-        depth = self.task.parts[0].depth
-        report = getattr(depth.engine, "report", None)
-        # Features that are asked beside the input run from their layer on, whatever the engine.
-        if scene.first.depth == depth and isinstance(report, EngineReport):
-            n_windows = sum(chunk.n_windows for own in chunks.values() for chunk in own)
-            self.reports.append((n_windows, report))
-
-    def _chunks(self, part: Part, example: int, rows_in_batch: int) -> list[RankChunk]:
-        """This rank's regions of a part of one example."""
-        n_samples = self.sampling.in_context(part.context).n_samples
-        sizes = ChunkSizes(
-            values_per_pixel=n_samples * part.values.shape[1],
-            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.task.reader.n_columns)),
-            in_batch=max(1, rows_in_batch // n_samples),
-        )
-        return rank_chunks(part.regions, example, sizes, self.execution.ranks)
-
-    def _run_scene(
+    def _run_example(
         self,
-        scene: Scene,
-        chunks: dict[int, list[RankChunk]],
+        example: int,
+        chunks: dict[int, list[Chunk]],
         batch_size: BatchSize,
         advance: Advance,
     ) -> Audit:
-        """Run this rank's regions of one scene, all sizes on one prepared engine."""
-        depth, context = scene.first.depth, scene.first.context
-        contents = depth.contents.of(scene.values, context)
-        unchanged = contents.unchanged()
-        engine = DenseEngine() if self.execution.densely else depth.engine
-        arguments = (scene.forward, unchanged, batch_size)
+        """Run this rank's regions of an example, all sizes on one prepared engine.
+
+        Args:
+            example: the number of the example.
+            chunks: the regions of each part, by its number; of one place, tensor and context.
+            batch_size: how many copies go through the model at once.
+            advance: told how many copies have just gone through the model.
+        """
+        part = self.plan.parts[next(iter(chunks))]
+        place, context, values = part.place, part.context, part.values[example]
+        engine = DenseEngine() if self.densely else place.engine
+        forward = partial(part.forward, example)
+        arguments = (forward, context.before(place, values).unsqueeze(0), batch_size)
         prepared = audited(engine.prepare(*arguments), *arguments)
+        explained = self.plan.explained
         sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
-        reader = self.task.reader
-        scoring = Scoring(
-            read=reader.for_example(scene.example),
-            advance=advance,
-            output=reader.readout.output,
-            keep_errors=sampling.keep_errors,
-            enough=partial(stopping.enough, scene.example) if stopping else None,
-        )
         for number, own in chunks.items():
-            filling = PartFills(contents, replace(sampling, part=number), scene.example)
             for chunk in own:
-                self._run_chunk(number, chunk, filling, prepared, scoring)
+                boxes, fills = context.changed(
+                    place, values, chunk.windows, replace(sampling, part=number)
+                )
+                members = torch.from_numpy(chunk.members).to(fills.device)
+                for block in chunk.blocks:
+                    some = slice(block.start, block.stop)
+                    for finished, scores in score_regions(
+                        prepared,
+                        boxes[some],
+                        fills[:, some],
+                        explained.for_example(example),
+                        advance,
+                        explained.kind,
+                        sampling.keep_errors,
+                        partial(stopping.enough, example) if stopping else None,
+                    ):
+                        self.known[number].put(example, members[finished + block.start], scores)
         return audit_of(prepared)
 
-    def _run_chunk(
-        self,
-        number: int,
-        chunk: RankChunk,
-        filling: PartFills,
-        prepared: PreparedEngine,
-        scoring: Scoring,
-    ) -> None:
-        """Run this rank's regions of a chunk, and keep what is finished."""
-        boxes, fills = filling.contents.fills(chunk.windows, filling.sampling)
-        members = torch.from_numpy(chunk.members).to(fills.device)
-        for block in chunk.blocks:
-            some = slice(block.start, block.stop)
-            for finished, scores in score_windows(prepared, boxes[some], fills[:, some], scoring):
-                regions = members[finished + block.start]
-                self.known[number].put(filling.example, regions, scores)
+    def _chunks(self, number: int, example: int, rows_in_batch: int) -> list[Chunk]:
+        """This rank's regions of a part of one example."""
+        part = self.plan.parts[number]
+        n_samples = self.sampling.in_context(part.context).n_samples
+        return rank_chunks(
+            part.regions,
+            example,
+            values_per_pixel=n_samples * part.values.shape[1],
+            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
+            in_batch=max(1, rows_in_batch // n_samples),
+            ranks=self.ranks,
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class PartFills:
-    """What the regions of a part of one example are filled with."""
-
-    contents: ExampleContents
-    sampling: Sampling
-    example: int
-
-
-#: Fill values held at once. Chunks depend on nothing but the task, so that the same seed gives
-#: the same draws whatever the batch size.
-VALUES_PER_CHUNK = 2**22
-#: By how much the same model's scores may differ on two kinds of processors, as a share of the
-#: largest: half precision has three digits.
-MODEL_ROUNDING = 1e-2
-
-
-@dataclass(frozen=True, eq=False)
-class RankChunk:
+class Chunk:
     """Regions whose fills are made together, and those of them that this rank runs.
 
     Args:
         windows: the regions.
         members: their numbers among all.
-        blocks: the regions of this rank, counted in the chunk, as many at once as are to be run
-            together.
+        blocks: the regions of this rank, counted in the chunk; those of a block are run together.
     """
 
     windows: Windows
     members: Integers
-    blocks: tuple[range, ...] = ()
+    blocks: tuple[range, ...]
 
     @property
-    def n_windows(self) -> int:
+    def n_regions(self) -> int:
         """How many regions are this rank's."""
         return sum(map(len, self.blocks))
 
 
-@dataclass(frozen=True)
-class ChunkSizes:
-    """How many regions are taken together.
-
-    Args:
-        values_per_fill: values of one fill's pixel, times samples.
-        at_once: how many regions an engine is given at once.
-        in_batch: how many of these it runs in a batch.
-    """
-
-    values_per_pixel: int
-    at_once: int
-    in_batch: int
-
-
-def rank_chunks(regions: Regions, example: int, sizes: ChunkSizes, ranks: Ranks) -> list[RankChunk]:
+def rank_chunks(
+    regions: Regions,
+    example: int,
+    values_per_pixel: int,
+    at_once: int,
+    in_batch: int,
+    ranks: Ranks,
+) -> list[Chunk]:
     """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
     The batches of a rank follow each other, so that it makes the fills of few chunks.
+
+    Args:
+        regions: all regions.
+        example: the number of the example.
+        values_per_pixel: numbers in each pixel of a fill, times samples.
+        at_once: how many regions an engine is given at once.
+        in_batch: how many of these it runs in a batch.
+        ranks: the processes that share the regions.
     """
     chunks = [
-        replace(chunk, blocks=_blocks(len(chunk.windows), sizes.at_once))
-        for chunk in _chunks(regions, example, sizes.values_per_pixel)
+        Chunk(windows[start:stop], members[start:stop], _blocks(stop - start, at_once))
+        for windows, members in zip(regions.boxes(example), regions.members(example), strict=True)
+        for start, stop in fill_chunks(windows, values_per_pixel)
     ]
     if ranks.count > 1:
-        chunks = _own_blocks(chunks, sizes.in_batch, ranks)
+        chunks = _own_blocks(chunks, in_batch, ranks)
     return [chunk for chunk in chunks if chunk.blocks]
 
 
@@ -278,20 +265,13 @@ def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, 
         yield start, min(start + size, len(windows))
 
 
-def _chunks(regions: Regions, example: int, values_per_pixel: int) -> Iterator[RankChunk]:
-    groups = zip(regions.boxes(example), regions.members(example), strict=True)
-    for windows, members in groups:
-        for start, stop in fill_chunks(windows, values_per_pixel):
-            yield RankChunk(windows[start:stop], members[start:stop])
-
-
 def _blocks(n_windows: int, at_once: int) -> tuple[range, ...]:
     return tuple(
         range(start, min(start + at_once, n_windows)) for start in range(0, n_windows, at_once)
     )
 
 
-def _own_blocks(chunks: list[RankChunk], in_batch: int, ranks: Ranks) -> list[RankChunk]:
+def _own_blocks(chunks: list[Chunk], in_batch: int, ranks: Ranks) -> list[Chunk]:
     """The chunks with the batches of this rank only."""
     total = sum(math.ceil(len(block) / in_batch) for chunk in chunks for block in chunk.blocks)
     low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
@@ -306,7 +286,7 @@ def _own_blocks(chunks: list[RankChunk], in_batch: int, ranks: Ranks) -> list[Ra
     return own
 
 
-def bring_together(part: WindowScores, ranks: Ranks) -> WindowScores:
+def bring_together(part: RegionScores, ranks: Ranks) -> RegionScores:
     """What any rank knows of the regions, NaN for those that none has run."""
     if ranks.count == 1:
         return part
@@ -318,20 +298,38 @@ def bring_together(part: WindowScores, ranks: Ranks) -> WindowScores:
     errors = part.errors
     if errors is not None:
         errors = ranks.sum(errors.where(done, 0)).where(known, math.nan)
-    return WindowScores(scores, errors, n_drawn)
+    return RegionScores(scores, errors, n_drawn)
 
 
-def agree(task: Sequence[object], inputs: Sequence[Tensor], seed: int, ranks: Ranks) -> int:
-    """The first rank's seed, once all ranks were seen to have the same task and inputs."""
+def agree_on_plan(
+    plan: Plan,
+    sampling: Sampling,
+    perturbations_per_eval: int | None,
+    measure: Measure,
+    ranks: Ranks,
+) -> Sampling:
+    """The sampling with the first rank's seed, once all ranks were seen to ask the same."""
     if ranks.count == 1:
-        return seed
-    contents = [device_sync.checksum(tensor) for tensor in inputs]
+        return sampling
+    explained = plan.explained
+    call = plan.parts[0].place.call
+    asked = (
+        [
+            (part.place.name, part.place.needs, part.tensor, part.context.name)
+            for part in plan.parts
+        ],
+        [part.regions.settings() for part in plan.parts],
+        (explained.output_shape, explained.columns, explained.region, explained.kind.settings()),
+        (sampling.n_samples, sampling.stopping.tolerance if sampling.stopping else None),
+        (perturbations_per_eval, call.given[0].device.type, measure.settings()),
+    )
+    contents = [device_sync.checksum(tensor) for tensor in call.given]
     told = ranks.gather(
-        [zlib.crc32(repr(task).encode()), zlib.crc32(repr(contents).encode()), seed]
+        [*(zlib.crc32(repr(one).encode()) for one in (asked, contents)), sampling.seed]
     )
     for number, what in enumerate(("arguments", "inputs")):
         _check_same(told, number, what)
-    return told[0][2]
+    return replace(sampling, seed=told[0][2])
 
 
 def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> None:
@@ -350,7 +348,8 @@ def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> 
         settings = zlib.crc32(repr(prior_settings(prior)).encode())
         weights = weights_checksum(model)
     first = ranks.from_rank(0, seen)
-    same = torch.isclose(seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * _size(first))
+    largest = float(first.abs().nan_to_num(0, 0, 0).max()) if first.numel() else 0.0
+    same = torch.isclose(seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
     told = ranks.gather([weights, settings, int(same.all())])
     _check_same(told, 0, "weights of the model")
     _check_same(told, 1, "priors (such as fitted to different data)")
@@ -369,50 +368,3 @@ def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
             "the same inputs together, so give each the same ones (without a process_group, "
             "each rank explains its own)"
         )
-
-
-def _size(values: Tensor) -> float:
-    """The largest finite number, by size."""
-    return float(values.abs().nan_to_num(0, 0, 0).max()) if values.numel() else 0.0
-
-
-def resolve_sampling(
-    task: Task, sampling: Sampling, tolerance: Tolerance, execution: Execution, measure: Measure
-) -> Sampling:
-    """The sampling with its stopping rule, and a seed that all ranks agree on."""
-    reader, ranks = task.reader, execution.ranks
-    stopping = None
-    if tolerance.bound is not None:
-        if reader.region is not None:
-            raise ValueError(
-                "tolerance bounds the error of one output, and target is a mask of several; leave "
-                "tolerance out, or explain one output"
-            )
-        bounded = [0] * task.n_examples
-        if reader.columns is None:
-            bounded = watched_columns(
-                tolerance.target,
-                task.seen,
-                reader.output_shape,
-                reader.readout.output,
-                "tolerance_target",
-            )
-        stopping = StoppingRule(tolerance.bound, bounded, reader.readout.output, measure)
-    plan = [
-        (part.depth.name, part.tensor, part.context, part.regions.settings()) for part in task.parts
-    ]
-    call = task.parts[0].depth.call
-    device = call.given[0].device.type
-    asked = (
-        plan,
-        reader.output_shape,
-        reader.columns,
-        reader.region,
-        sampling.n_samples,
-        tolerance.bound,
-    )
-    needs = [part.depth.contents.needs for part in task.parts]
-    read = (reader.readout.output, measure.settings())
-    how = (execution.perturbations_per_eval, device, needs, *read)
-    seed = agree((*asked, *how), call.given, sampling.seed, ranks)
-    return Sampling(sampling.n_samples, seed, sampling.keep_errors, stopping)

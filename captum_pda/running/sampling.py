@@ -5,89 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from scipy.special import chdtri
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import PreparedEngine
 from captum_pda.engines.protocol import Advance, Read
-from captum_pda.model.measures import Measure, marginalise
+from captum_pda.model.measures import Measure
+from captum_pda.model.outputs import OutputKind
+from captum_pda.regions.contexts import Context
 from captum_pda.regions.protocol import Windows
 
-#: A window is first looked at after so many draws, and then after half as many again each time.
-FIRST_LOOK, GROWTH = 5, 1.5
-#: With this confidence is a standard error under the bound once sampling stops.
+#: The error of a region is first checked after this many samples, and then each time that their
+#: number has grown by this factor.
+FIRST_CHECK, GROWTH = 5, 1.5
+#: The confidence with which a standard error is under the tolerance once sampling stops.
 CONFIDENCE = 0.95
-
-
-def score_error(scores: Tensor, output: str) -> Tensor:
-    """The standard error of ``marginalise(scores, output)``, from the samples in dimension 0.
-
-    For raw outputs s / sqrt(S), with s the samples' standard deviation. For log-odds, by the
-    delta method, s / sqrt(S) / (p (1 - p)) in nats, with s that of the probabilities p_s and p
-    their mean. It is worked out from p_s / p, or from (1 - p_s) / (1 - p) where that is the rarer
-    event, so that nothing is rounded to 0 or 1.
-    """
-    root = math.sqrt(len(scores))
-    if output == "raw":
-        return scores.std(dim=0) / root
-    log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
-    mean_p, mean_not_p = _log_mean(log_p), _log_mean(log_not_p)
-    ratios = torch.where(mean_p < mean_not_p, log_p - mean_p, log_not_p - mean_not_p).exp()
-    return ratios.std(dim=0) / root / torch.maximum(mean_p, mean_not_p).exp()
-
-
-def _log_mean(logarithms: Tensor) -> Tensor:
-    return torch.logsumexp(logarithms, dim=0) - math.log(len(logarithms))
-
-
-@dataclass(frozen=True)
-class StoppingRule:
-    """When a window has been sampled enough: once its standard error is surely under a bound.
-
-    A standard error that is itself estimated from few draws is by chance too small now and then,
-    and stopping at such a moment would favour wrong values. So windows are looked at only a few
-    times (after 5, 8, 12, 18, ... draws), and what must be under the bound is the upper 95%
-    confidence limit of the standard error, for normally distributed samples:
-    error * sqrt((n - 1) / q), with q the 5% point of chi-squared with n - 1 degrees of freedom.
-
-    Args:
-        tolerance: the bound, in units of the measure.
-        columns: for each example the column whose error is bounded.
-        output: "logits", "probabilities" or "raw".
-        measure: what evidence is measured in.
-    """
-
-    tolerance: float
-    columns: list[int]
-    output: str
-    measure: Measure
-
-    def enough(self, example: int, scores: Tensor) -> Tensor:
-        """Which windows need no more than these samples (n, W, columns), (W,)."""
-        picked = scores[..., self.columns[example]]
-        error = self.measure.error(
-            score_error(picked, self.output), marginalise(picked, self.output)
-        )
-        return error * _upper_limit(len(scores)) <= self.tolerance
-
-
-def looks(n_samples: int) -> Iterator[int]:
-    """After how many draws to look at a window's error; the last is ``n_samples``."""
-    look = FIRST_LOOK
-    while look < n_samples:
-        yield look
-        look = math.ceil(look * GROWTH)
-    yield n_samples
-
-
-def _upper_limit(n: int) -> float:
-    """How many times its estimate a standard deviation is at most, for n normal samples."""
-    return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))
 
 
 @dataclass(frozen=True)
@@ -98,8 +33,8 @@ class Sampling:
         n_samples: how many; with ``stopping``, at most.
         seed: the same one gives the same draws.
         keep_errors: whether to keep the standard error of each score.
-        stopping: when a region has contents enough; None runs all of them.
-        part: the number of the part whose regions are sampled.
+        stopping: when a region has enough of them; None runs all.
+        part: the number of the part of the plan whose regions are sampled.
     """
 
     n_samples: int = 1
@@ -108,27 +43,66 @@ class Sampling:
     stopping: StoppingRule | None = None
     part: int = 0
 
-    def in_context(self, context: str) -> Sampling:
-        """In the empty context the true content is put in, which is one and certain."""
-        return self if context == "full" else Sampling(1, self.seed, self.keep_errors)
+    def in_context(self, context: Context) -> Sampling:
+        """Of a content that is certain, one sample is enough."""
+        return self if context.is_sampled else Sampling(1, self.seed, self.keep_errors)
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
         return device_sync.generator_for((self.seed, windows.first, self.part), device)
 
 
-#: From samples (n, W, columns) to whether each window has enough of them, (W,).
-Enough: TypeAlias = Callable[[Tensor], Tensor]
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a region has been sampled enough: once its standard error is surely under a bound.
+
+    A standard error that is itself estimated from few samples is by chance too small now and then,
+    and stopping at such a moment would favour wrong values. So errors are checked only a few
+    times (after 5, 8, 12, 18, ... samples), and what must be under the bound is the upper 95%
+    confidence limit of the standard error, for normally distributed samples:
+    error * sqrt((n - 1) / q), with q the 5% point of chi-squared with n - 1 degrees of freedom.
+
+    Args:
+        tolerance: the bound, in units of the measure.
+        columns: for each example the column whose error is bounded.
+        kind: what the outputs are.
+        measure: what evidence is measured in.
+    """
+
+    tolerance: float
+    columns: list[int]
+    kind: OutputKind
+    measure: Measure
+
+    def enough(self, example: int, scores: Tensor) -> Tensor:
+        """Which regions need no more than these samples (n, W, columns), (W,)."""
+        picked = scores[..., self.columns[example]]
+        error = self.measure.error(self.kind.average_error(picked), self.kind.average(picked))
+        return error * _upper_limit(len(scores)) <= self.tolerance
+
+
+def checks(n_samples: int) -> Iterator[int]:
+    """After how many samples to check a region's error; the last is ``n_samples``."""
+    count = FIRST_CHECK
+    while count < n_samples:
+        yield count
+        count = math.ceil(count * GROWTH)
+    yield n_samples
+
+
+def _upper_limit(n: int) -> float:
+    """How many times its estimate a standard deviation is at most, for n normal samples."""
+    return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))
 
 
 @dataclass(frozen=True, eq=False)
-class WindowScores:
-    """What is kept of the samples of windows.
+class RegionScores:
+    """What is kept of the samples of regions.
 
     Args:
-        scores: marginalised over the samples, (..., W, columns).
+        scores: averaged over the samples, (..., W, columns).
         errors: their standard errors, where they were asked for.
-        n_drawn: how many samples each window had, (..., W).
+        n_drawn: how many samples each region had, (..., W).
     """
 
     scores: Tensor
@@ -136,100 +110,91 @@ class WindowScores:
     n_drawn: Tensor
 
     @classmethod
-    def of(cls, samples: Tensor, output: str, keep_errors: bool) -> WindowScores:
-        """Marginalise samples (S, W, columns)."""
-        scores = marginalise(samples, output)
+    def of(cls, samples: Tensor, kind: OutputKind, keep_errors: bool) -> RegionScores:
+        """Average samples (S, W, columns)."""
+        scores = kind.average(samples)
         errors = None
         if keep_errors:
             several = len(samples) > 1
-            errors = score_error(samples, output) if several else torch.full_like(scores, math.nan)
+            errors = kind.average_error(samples) if several else torch.full_like(scores, math.nan)
         n_drawn = torch.full(samples.shape[1:2], len(samples), device=samples.device)
         return cls(scores, errors, n_drawn)
 
     @classmethod
-    def none_yet(cls, reference: Tensor, n_windows: int, keep_errors: bool) -> WindowScores:
-        """Room for windows of all examples, for scores like these (N, columns)."""
+    def unknown(cls, reference: Tensor, n_regions: int, keep_errors: bool) -> RegionScores:
+        """Room for the regions of all examples, for scores like these (N, columns)."""
         n_examples, n_columns = reference.shape
-        empty = reference.new_full((n_examples, n_windows, n_columns), math.nan)
-        n_drawn = torch.zeros(n_examples, n_windows, dtype=torch.int64, device=reference.device)
+        empty = reference.new_full((n_examples, n_regions, n_columns), math.nan)
+        n_drawn = torch.zeros(n_examples, n_regions, dtype=torch.int64, device=reference.device)
         return cls(empty, empty.clone() if keep_errors else None, n_drawn)
 
-    def put(self, example: int, windows: Tensor, part: WindowScores) -> None:
-        """Write what is known of some windows of an example."""
-        self.scores[example, windows] = part.scores
-        if self.errors is not None and part.errors is not None:
-            self.errors[example, windows] = part.errors
-        self.n_drawn[example, windows] = part.n_drawn
+    def put(self, example: int, regions: Tensor, found: RegionScores) -> None:
+        """Write what is known of some regions of an example."""
+        self.scores[example, regions] = found.scores
+        if self.errors is not None and found.errors is not None:
+            self.errors[example, regions] = found.errors
+        self.n_drawn[example, regions] = found.n_drawn
 
 
-@dataclass(frozen=True, eq=False)
-class Scoring:
-    """How the fills of one example's windows are run and what is kept of them.
+def score_regions(
+    prepared: PreparedEngine,
+    windows: Windows,
+    fills: Tensor,
+    read: Read,
+    advance: Advance,
+    kind: OutputKind,
+    keep_errors: bool = False,
+    enough: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[tuple[Tensor, RegionScores]]:
+    """Run the model with each region replaced by its fills, and keep what was found.
 
     Args:
+        prepared: runs the copies.
+        windows: the boxes that change.
+        fills: what is put there, (S, W, C, *box).
         read: from outputs to scores, for every batch at once.
         advance: told how many copies have just gone through the model.
-        output: "logits", "probabilities" or "raw".
+        kind: what the outputs are.
         keep_errors: whether standard errors are kept.
-        enough: says which windows need no more samples; None runs all of them.
-    """
-
-    read: Read
-    advance: Advance
-    output: str
-    keep_errors: bool = False
-    enough: Enough | None = None
-
-    def keep(self, samples: Tensor) -> WindowScores:
-        """What is kept of samples (S, W, columns)."""
-        return WindowScores.of(samples, self.output, self.keep_errors)
-
-
-def score_windows(
-    prepared: PreparedEngine, windows: Windows, fills: Tensor, scoring: Scoring
-) -> Iterator[tuple[Tensor, WindowScores]]:
-    """Run the model with each window replaced by its fills (S, W, C, *window).
-
-    With ``scoring.enough``, each window is run on more and more of its fills, until it has enough
-    of them or there are no more.
+        enough: from samples (n, W, columns) to whether each region has enough of them, (W,). Each
+            region is then run on more and more of its fills until it has. None runs all fills.
 
     Returns:
-        Windows that are finished, as their numbers and what is kept of them; when something stops
+        Regions that are finished, as their numbers and what is kept of them; when something stops
         the run, as far as they have come by then.
     """
     running = torch.arange(len(windows), device=fills.device)
     rounds: list[Tensor] = []
     done = 0
-    for look in looks(len(fills)) if scoring.enough else [len(fills)]:
+    for count in checks(len(fills)) if enough else [len(fills)]:
         some = windows.pick(device_sync.as_integers(running)) if done else windows
         try:
-            new = fills[done:look, running] if done else fills[:look]
-            rounds.append(prepared.scores(some, new, scoring.read, scoring.advance))
+            new = fills[done:count, running] if done else fills[:count]
+            rounds.append(prepared.scores(some, new, read, advance))
         except BaseException:
-            yield from _as_far_as_done(prepared, rounds, running, scoring)
+            unfinished = getattr(prepared, "unfinished", None)
+            known = rounds if unfinished is None else [*rounds, unfinished]
+            for numbers, samples in _finished_samples(known):
+                yield running[numbers], RegionScores.of(samples, kind, keep_errors)
             raise
         samples = torch.cat(rounds)
-        done = look
-        if scoring.enough is None or done == len(fills):
-            yield running, scoring.keep(samples)
+        done = count
+        if enough is None or done == len(fills):
+            yield running, RegionScores.of(samples, kind, keep_errors)
             return
-        ready = scoring.enough(samples)
+        ready = enough(samples)
         stopped = running[ready]
         if len(stopped):
-            yield stopped, scoring.keep(samples[:, ready])
-            scoring.advance(len(stopped) * (len(fills) - done))  # samples that are not needed
+            yield stopped, RegionScores.of(samples[:, ready], kind, keep_errors)
+            advance(len(stopped) * (len(fills) - done))  # samples that are not needed
         running, rounds = running[~ready], [samples[:, ~ready]]
         if len(running) == 0:
             return
 
 
-def _as_far_as_done(
-    prepared: PreparedEngine, rounds: list[Tensor], windows: Tensor, scoring: Scoring
-) -> Iterator[tuple[Tensor, WindowScores]]:
-    """What can be said of windows whose samples were not all run."""
-    unfinished = getattr(prepared, "unfinished", None)
-    if unfinished is not None:
-        rounds = [*rounds, unfinished]
+def _finished_samples(rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The samples of regions (rounds of (n, W, columns)) that were run before a run was stopped,
+    those of as many samples together."""
     if not rounds:
         return
     samples = torch.cat(rounds)
@@ -238,5 +203,4 @@ def _as_far_as_done(
     for count in set(device_sync.as_integers(counts)) - {0}:
         some = counts == count
         first = is_done[:, some].int().argsort(dim=0, descending=True, stable=True)[:count]
-        chosen = samples[:, some].gather(0, first[..., None].expand(-1, -1, samples.shape[2]))
-        yield windows[some], scoring.keep(chosen)
+        yield some, samples[:, some].gather(0, first[..., None].expand(-1, -1, samples.shape[2]))

@@ -64,18 +64,18 @@ def test_evidence_of_some_windows_is_that_of_the_whole_grid(classifier, images):
     grid = WindowGrid((9, 11), (4, 4), (1, 1))
     pda = EfficientPDA(classifier, prior=GaussianPatchPrior(8).fit(images))
     whole = pda.evidence(images, sliding_window_shapes=4, strides=1).window_values(1)
-    some = pda.evidence(images, windows=grid.pick([40, 3])).window_values(1)
+    some = pda.evidence(images, regions=grid.pick([40, 3])).window_values(1)
     torch.testing.assert_close(some, whole[:, [40, 3]])
 
 
 def test_some_windows_must_lie_in_the_inputs(classifier, images):
     pda = EfficientPDA(classifier)
-    with pytest.raises(ValueError, match="windows lie in spaces of"):
-        pda.evidence(images, windows=WindowGrid((9, 9), (4, 4), (1, 1)))
-    with pytest.raises(ValueError, match="holds no window"):
-        pda.evidence(images, windows=WindowGrid((9, 11), (4, 4), (1, 1)).pick([]))
+    with pytest.raises(ValueError, match="regions lie in spaces of"):
+        pda.evidence(images, regions=WindowGrid((9, 9), (4, 4), (1, 1)))
+    with pytest.raises(ValueError, match="holds no region"):
+        pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1)).pick([]))
     with pytest.raises(ValueError, match="whole grid"):
-        pda.evidence(images, windows=WindowGrid((9, 11), (4, 4), (1, 1))[:3]).attribution(1)
+        pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1))[:3]).attribution(1)
 
 
 # The conditional mean against samples

@@ -38,7 +38,9 @@ def test_the_process_group_goes_along(group, diagnose, monkeypatch):
     monkeypatch.setattr(
         PerturbationPDA,
         "_explain",
-        lambda pda, *arguments: groups.append(pda.process_group) or explain(pda, *arguments),
+        lambda pda, *args, **kwargs: (
+            groups.append(pda.process_group) or explain(pda, *args, **kwargs)
+        ),
     )
     torch.manual_seed(0)
     diagnose(EfficientPDA(make_classifier(), process_group=group), make_images(1, 3, 9, 9))

@@ -20,7 +20,7 @@ from captum_pda import (
     WindowGrid,
 )
 from captum_pda.distributed import OtherRankError, Ranks
-from captum_pda.running.run import ChunkSizes, rank_chunks
+from captum_pda.running.run import rank_chunks
 
 METHODS = {"efficient": EfficientPDA, "sampled": SampledPDA}
 CALL = {"sliding_window_shapes": 3, "strides": 1, "perturbations_per_eval": 7}
@@ -53,12 +53,11 @@ def test_every_window_is_run_once_in_the_batches_of_one_process(
 ):
     grid = WindowGrid((11, 10), (3, 3), (1, 1))
     monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", per_chunk * 9)
-    sizes = ChunkSizes(values_per_pixel=1, at_once=at_once, in_batch=in_batch)
 
     def batches(rank: int, count: int) -> list[tuple[int, ...]]:
         found = []
         ranks = FakeRanks(rank, count)
-        for chunk in rank_chunks(grid, 0, sizes, ranks):
+        for chunk in rank_chunks(grid, 0, 1, at_once, in_batch, ranks):
             windows = chunk.windows
             assert len(windows) <= per_chunk
             for block in chunk.blocks:

@@ -8,9 +8,11 @@ import torch
 from conftest import make_classifier, make_images
 
 import captum_pda
-from captum_pda import ConstantPrior, EfficientPDA
+from captum_pda import ConstantPrior, EfficientPDA, GradientPDA, SampledPDA
+from captum_pda.cli.main import main
 from captum_pda.engines.incremental.rules import RULES
 from captum_pda.model.measures import MEASURES
+from captum_pda.model.outputs import OUTPUT_KINDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -27,7 +29,7 @@ def blocks(title):
 @pytest.fixture
 def names():
     """What a reader has at hand, after the blocks of the sections before."""
-    found = {"model": make_classifier(), "image": make_images(1, 3, 9, 11)}
+    found = {"model": make_classifier(), "image": make_images(1, 3, 9, 11), "__name__": "own"}
     found |= {"EfficientPDA": EfficientPDA, "torch": torch}
     return found
 
@@ -58,6 +60,32 @@ def test_a_measure_is_added_as_the_page_says(names):
         assert evidence.measure.unit == "of odds"
     finally:
         MEASURES.pop("odds", None)
+
+
+def test_an_output_kind_is_added_as_the_page_says(names, capsys):
+    image, model = names["image"], names["model"]
+    try:
+        follow("Add an output kind", names)
+        halved = torch.nn.Sequential(model, Halved())
+        for method in (EfficientPDA, SampledPDA, GradientPDA):
+            arguments = {"n_samples": 2} if method is SampledPDA else {}
+            found = method(model, output="tempered").attribute(image, 1, **WINDOWS, **arguments)
+            expected = method(halved).attribute(image, 1, **WINDOWS, **arguments)
+            torch.testing.assert_close(found, expected)
+        evidence = EfficientPDA(model, output="tempered").evidence(image, **WINDOWS)
+        torch.testing.assert_close(evidence.probabilities, (model(image) / 2).softmax(1))
+        assert evidence.output == "tempered"
+        assert "code_sha256" in EfficientPDA(model, output="tempered").settings()["output"]
+        with pytest.raises(SystemExit):
+            main(["explain", "--help"])
+        assert "temperature of 2" in " ".join(capsys.readouterr().out.split())
+    finally:
+        OUTPUT_KINDS.pop("tempered", None)
+
+
+class Halved(torch.nn.Module):
+    def forward(self, outputs):
+        return outputs / 2
 
 
 def test_a_method_is_added_as_the_page_says(names):

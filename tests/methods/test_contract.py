@@ -18,7 +18,7 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
-from captum_pda.model.measures import marginalise
+from captum_pda.model.outputs import Logits, OutputKind
 
 mpl.use("agg")
 
@@ -306,11 +306,11 @@ def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
     monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", 40 * 5)
     kept = []
 
-    def watched(scores, output):
+    def watched(kind, scores):
         kept.append(scores.numel())
-        return marginalise(scores, output)
+        return OutputKind.average(kind, scores)
 
-    monkeypatch.setattr("captum_pda.running.sampling.marginalise", watched)
+    monkeypatch.setattr(Logits, "average", watched)
     for found, before in zip(pda.evidence(images).parts, expected.parts, strict=True):
         torch.testing.assert_close(found.scores, before.scores)
     assert max(kept) <= 40 * 5

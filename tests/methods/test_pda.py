@@ -1,6 +1,7 @@
 """PDA: sizes, both contexts and features in one map, and nothing in it that others do not say."""
 
 import inspect
+import re
 from collections import OrderedDict
 
 import pytest
@@ -10,7 +11,16 @@ from conftest import make_classifier, make_images
 from torch import nn
 from torch.nn import functional as F
 
-from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, MapMeanPrior, strongest_regions
+from captum_pda import (
+    PDA,
+    ConstantPrior,
+    EfficientPDA,
+    GradientPDA,
+    LayerPDA,
+    MapMeanPrior,
+    SampledPDA,
+    strongest_regions,
+)
 
 IMAGE = make_images(1, 3, 14, 12)
 PRIOR = MapMeanPrior()  # quick, and it has both contexts
@@ -133,7 +143,17 @@ def test_one_progress_bar_counts_all_questions(capsys):
 
 def test_a_feature_mask_takes_the_place_of_windows():
     mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
-    evidence = PDA(make_classifier(), prior=PRIOR).evidence(IMAGE, feature_mask=mask)
+    pda = PDA(make_classifier(), prior=PRIOR)
+    evidence = pda.evidence(IMAGE, feature_mask=mask)
+    assert [len(part.regions) for part in evidence.parts] == [8, 8]
+    attribution = evidence.attribution(1)
+    for number in range(8):
+        assert len(attribution[0, 0][mask[0, 0] == number].unique()) == 1
+
+
+def test_a_named_layer_is_asked_beside_a_feature_mask():
+    mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
+    evidence = PDA(make_classifier(), "0", prior=PRIOR).evidence(IMAGE, feature_mask=mask)
     assert [len(part.regions) for part in evidence.parts] == [8, 8, 14 * 12]
 
 
@@ -176,8 +196,15 @@ def test_both_contexts_are_asked_unless_one_is_named():
         PDA(make_classifier(), prior=PRIOR).attribute(IMAGE, target=1, context="none")
 
 
-def test_arguments_are_in_the_order_of_the_other_methods():
-    own, others = (
-        list(inspect.signature(method.attribute).parameters) for method in (PDA, EfficientPDA)
-    )
-    assert own == [*others, "effort"]
+@pytest.mark.parametrize("method", [PDA, EfficientPDA, SampledPDA, GradientPDA, LayerPDA])
+@pytest.mark.parametrize("name", ["__new__", "attribute", "evidence"])
+def test_every_argument_is_documented_where_it_is_taken(method, name):
+    function = method if name == "__new__" else getattr(method, name, None)
+    if function is None:
+        assert method is GradientPDA
+        return
+    page = inspect.getdoc(function)
+    assert page.count("\nArgs:\n") == 1
+    arguments = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert re.findall(r"^    (\w+): \S", page, re.MULTILINE) == arguments
+    assert not re.search(r"as (in|for) (``)?EfficientPDA", page)

@@ -17,8 +17,8 @@ from captum_pda.model.measures import (
     RawDifference,
     WeightOfEvidence,
     find_measure,
-    measure_for,
 )
+from captum_pda.model.outputs import find_output_kind
 
 BUILT_IN = (WeightOfEvidence, ProbabilityDifference, InformationDifference, RawDifference)
 
@@ -76,7 +76,7 @@ def test_the_prediction_itself():
     ],
 )
 def test_the_measure_of_an_output(output, measure, expected):
-    assert measure_for(output, measure) == expected()
+    assert find_output_kind(output).measure(measure) == expected()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_measure_of_an_output(output, measure, expected):
 )
 def test_measures_that_make_no_sense(output, measure, error, says):
     with pytest.raises(error, match=says):
-        measure_for(output, measure)
+        find_output_kind(output).measure(measure)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, MapMeanPrior, Superpixels
-from captum_pda.regions.choice import RegionChoice
+from captum_pda.regions.choice import choose_regions
 
 METHODS = (EfficientPDA, GradientPDA, PDA)
 
 
-def parts_of(*spatial, contexts=("full", "empty")):
+def parts_of(*spatial, context="both"):
     """What the default regions of an input are, in each context."""
-    found = RegionChoice().resolve((torch.zeros(1, 2, *spatial),), contexts)
+    found = choose_regions((torch.zeros(1, 2, *spatial),), context)
     return {context: [regions.title for regions in sets[0]] for context, sets in found.items()}
 
 
@@ -61,13 +61,13 @@ def test_constant_and_tiny_images_are_divided_too(space, granularity, dtype):
         (
             "60",
             TypeError,
-            "superpixels='60' must be how many there are about, such as superpixels=",
+            "superpixels='60' must be about how many regions there are, such as",
         ),
-        ((), TypeError, "must be how many"),
-        (0, TypeError, "must be how many"),
-        ((12, -3), TypeError, "must be how many"),
-        (12.5, TypeError, "must be how many"),
-        (True, TypeError, "must be how many"),
+        ((), TypeError, "must be about how many"),
+        (0, TypeError, "must be about how many"),
+        ((12, -3), TypeError, "must be about how many"),
+        (12.5, TypeError, "must be about how many"),
+        (True, TypeError, "must be about how many"),
         ((12, 12), ValueError, "holds a number twice"),
     ],
 )
@@ -87,13 +87,13 @@ def test_images_from_64_pixels_on_have_superpixels_by_default_and_others_windows
     assert parts_of(64, 70) == expected
     for space in ((63, 200), (1000,), (28, 28, 28)):
         assert all("windows" in title for titles in parts_of(*space).values() for title in titles)
-    strides = RegionChoice(strides=16).resolve((torch.zeros(1, 2, 64, 64),))
+    strides = choose_regions((torch.zeros(1, 2, 64, 64),), strides=16)
     assert "windows" in strides["full"][0][0].title
 
 
 def test_default_regions_of_both_contexts_are_the_same_objects():
     """So that both questions are answered about one region."""
-    found = RegionChoice().resolve((make_images(1, 2, 64, 64),), ("full", "empty"))
+    found = choose_regions((make_images(1, 2, 64, 64),), "both")
     (full,), (empty,) = found["full"], found["empty"]
     assert full[:3] == empty
 

@@ -6,6 +6,7 @@ import torch
 
 from captum_pda import WindowGrid
 from captum_pda.regions.choice import make_grids
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import block_pixels
 from captum_pda.regions.windows import MOST_WINDOWS, default_grids, scale_grids
 
@@ -193,7 +194,7 @@ def test_a_photo_gets_three_sizes_in_proportion_to_its_shorter_side():
 
 
 def test_what_windows_say_by_themselves_is_asked_of_the_larger_ones():
-    assert [grid.window for grid in default_grids((224, 224), context="empty")] == [
+    assert [grid.window for grid in default_grids((224, 224), context=CONTEXTS["empty"])] == [
         (64, 64),
         (96, 96),
     ]
@@ -201,7 +202,7 @@ def test_what_windows_say_by_themselves_is_asked_of_the_larger_ones():
 
 def test_a_digit_gets_two_sizes():
     assert described(default_grids((28, 28))) == [((4, 4), (1, 1)), ((8, 8), (2, 2))]
-    assert described(default_grids((28, 28), context="empty")) == [
+    assert described(default_grids((28, 28), context=CONTEXTS["empty"])) == [
         ((8, 8), (2, 2)),
         ((12, 12), (3, 3)),
     ]
@@ -212,7 +213,7 @@ def test_a_digit_gets_two_sizes():
     "space", [(1,), (3,), (7, 2), (64,), (5000,), (63, 63), (64, 64), (32, 32, 32), (64, 80, 96)]
 )
 def test_inputs_of_any_shape_get_windows_that_fit_cover_them_and_are_not_too_many(space, context):
-    grids = default_grids(space, context=context)
+    grids = default_grids(space, context=CONTEXTS[context])
     assert len({grid.window for grid in grids}) == len(grids) > 0
     for grid in grids:
         assert len(grid) <= MOST_WINDOWS

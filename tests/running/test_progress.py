@@ -91,7 +91,7 @@ def test_attribute_warns_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) ->
     model = make_convolutional()
     monkeypatch.setattr(
         "captum_pda.running.run.ProgressBar",
-        lambda *arguments: ProgressBar(*arguments, clock=clock),
+        lambda *args, **kwargs: ProgressBar(*args, **kwargs, clock=clock),
     )
     pda = EfficientPDA(slow, ConstantPrior(0.0), engine="dense")
     call = {"target": 1, "sliding_window_shapes": 4, "strides": 4, "perturbations_per_eval": 2}

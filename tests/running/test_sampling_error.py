@@ -10,14 +10,12 @@ from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
-from captum_pda.model.measures import (
-    Measure,
-    RawDifference,
-    WeightOfEvidence,
-    marginalise,
-)
+from captum_pda.model.measures import Measure, RawDifference, WeightOfEvidence
+from captum_pda.model.outputs import find_output_kind
 from captum_pda.running.progress import ProgressBar
-from captum_pda.running.sampling import StoppingRule, looks, score_error
+from captum_pda.running.sampling import StoppingRule, checks
+
+LOGITS, RAW = find_output_kind("logits"), find_output_kind("raw")
 
 MEASURED = (
     ("logits", WeightOfEvidence()),
@@ -57,12 +55,12 @@ def test_error_of_log_odds_is_the_delta_method(shift):
     p_s = 1 / (1 + np.exp(-scores.numpy()))
     p = p_s.mean(axis=0)
     expected = p_s.std(axis=0, ddof=1) / np.sqrt(20) / (p * (1 - p))
-    torch.testing.assert_close(score_error(scores, "logits"), torch.from_numpy(expected))
+    torch.testing.assert_close(LOGITS.average_error(scores), torch.from_numpy(expected))
 
 
 def test_error_of_raw_outputs_is_that_of_a_mean():
     scores = torch.tensor([[1.0], [2.0], [6.0]])
-    torch.testing.assert_close(score_error(scores, "raw"), scores.std(0) / 3**0.5)
+    torch.testing.assert_close(RAW.average_error(scores), scores.std(0) / 3**0.5)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -73,12 +71,12 @@ def test_errors_survive_where_probabilities_round_to_zero_or_one(sign, size):
     scores = (sign * (size + shifts)).unsqueeze(1)
     rarer = np.exp(-shifts.numpy())
     expected = rarer.std(ddof=1) / rarer.mean() / 2
-    error = score_error(scores, "logits")
+    error = LOGITS.average_error(scores)
     torch.testing.assert_close(error, torch.tensor([expected]), rtol=1e-9, atol=0)
 
 
 def test_samples_that_agree_have_no_error():
-    assert score_error(torch.full((5, 2), 3.0), "logits").abs().max() < 1e-6
+    assert LOGITS.average_error(torch.full((5, 2), 3.0)).abs().max() < 1e-6
 
 
 # On evidence
@@ -142,17 +140,17 @@ def test_no_error_without_several_samples(classifier, images):
 @pytest.mark.parametrize(
     ("n_samples", "expected"), [(1, [1]), (5, [5]), (10, [5, 8, 10]), (20, [5, 8, 12, 18, 20])]
 )
-def test_looks_are_few_and_end_with_the_last_sample(n_samples, expected):
-    assert list(looks(n_samples)) == expected
+def test_checks_are_few_and_end_with_the_last_sample(n_samples, expected):
+    assert list(checks(n_samples)) == expected
 
 
 @pytest.mark.parametrize(("n", "point"), [(5, 0.7107), (8, 2.1673), (18, 8.6718), (101, 77.929)])
 def test_a_window_stops_at_the_upper_limit_of_its_error(n, point):
     """The 5% points of chi-squared with n - 1 degrees of freedom, from a table."""
     scores = torch.randn(n, 1, 1, generator=torch.Generator().manual_seed(0)).double()
-    limit = float(score_error(scores, "raw")) * ((n - 1) / point) ** 0.5
+    limit = float(RAW.average_error(scores)) * ((n - 1) / point) ** 0.5
     for tolerance, enough in ((limit * 1.001, True), (limit * 0.999, False)):
-        rule = StoppingRule(tolerance, [0], "raw", RawDifference())
+        rule = StoppingRule(tolerance, [0], RAW, RawDifference())
         assert bool(rule.enough(0, scores)) is enough
 
 
@@ -248,10 +246,7 @@ def test_a_stopped_window_has_the_first_of_its_samples(engine):
     drawn = evidence.n_drawn[0]
     assert drawn.unique().numel() > 3
     expected = torch.stack(
-        [
-            marginalise(remembering.samples[:n, window], "logits")
-            for window, n in enumerate(drawn.tolist())
-        ]
+        [LOGITS.average(remembering.samples[:n, window]) for window, n in enumerate(drawn.tolist())]
     )
     torch.testing.assert_close(evidence.parts[0].scores[0], expected)
 
@@ -264,13 +259,13 @@ def test_stopping_by_chance_is_rare_enough(mean, spread):
     generator = torch.Generator().manual_seed(0)
     tolerance, n_windows, n_samples = 0.2, 4_000, 400
     samples = torch.randn(n_samples, n_windows, 1, generator=generator).double() * spread + mean
-    truth = marginalise(samples.reshape(-1, 1), "logits")
-    rule = StoppingRule(tolerance, [0], "logits", WeightOfEvidence())
+    truth = LOGITS.average(samples.reshape(-1, 1))
+    rule = StoppingRule(tolerance, [0], LOGITS, WeightOfEvidence())
     running = torch.ones(n_windows, dtype=torch.bool)
     result = torch.full((n_windows, 1), float("nan"), dtype=torch.float64)
-    for look in looks(n_samples):
+    for look in checks(n_samples):
         ready = running & (rule.enough(0, samples[:look]) if look < n_samples else running)
-        result[ready] = marginalise(samples[:look, ready], "logits")
+        result[ready] = LOGITS.average(samples[:look, ready])
         running &= ~ready
     wrong = (result - truth) / np.log(2)
     assert wrong.square().mean().sqrt() < tolerance

@@ -1,0 +1,151 @@
+"""Contexts: what the model sees of everything else while one region is in question.
+
+A new context is one class here and one entry of ``CONTEXTS``; users pass its name as ``context``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from captum_pda.regions.protocol import Windows
+
+
+class RegionFills(Protocol):
+    """What a method and its prior can put into an example (C, *space)."""
+
+    def drawn(self, example: Tensor, windows: Windows, sampling: Any) -> Tensor:
+        """What the prior expects in the place of regions, or samples of it, (S, W, C, *window)."""
+        ...
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The example with nothing seen of it, (C, *space)."""
+        ...
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
+        ...
+
+
+class Context:
+    """What the model gets before a region is changed, and what is put in the region's place."""
+
+    #: What users pass as ``context``.
+    name: str
+    #: Whether a region is taken away, so that its evidence is what is lost (before less after).
+    #: Otherwise the region is put in, and its evidence is what is gained (after less before).
+    removes = True
+    #: Whether what is put in can be sampled. A true content is known for certain.
+    is_sampled = True
+    #: Whether nothing of the input is seen before a region is changed.
+    starts_from_nothing = False
+    #: About how many superpixels there are by default, for each effort. More granularities add
+    #: passes and no faithfulness (benchmarks/FAITHFULNESS.md).
+    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "quick": (12, 25, 60),
+        "standard": (12, 25, 60, 120, 250),
+    }
+    #: Where there are no superpixels: the sizes of windows as shares of the shorter side, and their
+    #: strides as shares of the size. 32, 64 and 96 pixels of 224, all at strides of 16; of inputs
+    #: under 64 pixels, 4 and 8 of 28.
+    large_windows: tuple[tuple[float, float], ...] = (
+        (1 / 7, 1 / 2),
+        (2 / 7, 1 / 4),
+        (3 / 7, 1 / 6),
+    )
+    small_windows: tuple[tuple[float, float], ...] = ((1 / 7, 1 / 4), (2 / 7, 1 / 4))
+    #: The question about all regions, as something to choose, and as part of a sentence.
+    choice = "Each region"
+    each = "each region"
+    #: The question about one region.
+    question = "it"
+    #: Its answer: ``{value}`` is the evidence, ``{change}`` what the prediction loses without the
+    #: region, ``{seen}`` and ``{changed}`` are predictions before and after.
+    answer = "{value}"
+    #: How a sentence about the effect of one region begins.
+    effect = "It"
+    #: The caption of a picture of what the model was shown.
+    picture = "As it was shown"
+
+    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+        """What the model gets before a region is changed, (C, *space)."""
+        raise NotImplementedError
+
+    def changed(
+        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+    ) -> tuple[Windows, Tensor]:
+        """The boxes that change, and what is put there, (S, W, C, *box)."""
+        raise NotImplementedError
+
+
+class Full(Context):
+    """A region is hidden, and all else is seen: what is lost without it?"""
+
+    name = "full"
+    choice = "Without each region"
+    each = "without each region"
+    question = "without it"
+    answer = "without it: {seen} -> {changed} ({change})"
+    effect = "Seeing it"
+    picture = "Expected in its place"
+
+    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+        """The example as it is."""
+        return example
+
+    def changed(
+        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+    ) -> tuple[Windows, Tensor]:
+        """What the prior expects in the region, or samples of it."""
+        return windows, fills.drawn(example, windows, sampling)
+
+
+class Empty(Context):
+    """A region is shown, and nothing else is seen: what does it say by itself?"""
+
+    name = "empty"
+    removes = False
+    is_sampled = False
+    starts_from_nothing = True
+    # A small region says next to nothing by itself.
+    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "quick": (12, 25, 60),
+        "standard": (12, 25, 60),
+    }
+    large_windows = ((2 / 7, 1 / 4), (3 / 7, 1 / 6))
+    small_windows = ((2 / 7, 1 / 4), (3 / 7, 1 / 4))
+    choice = "Each by itself"
+    each = "each region by itself"
+    question = "by itself"
+    answer = "by itself: {value} over nothing"
+    effect = "By itself, it"
+    picture = "By itself"
+
+    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+        """The example with nothing seen of it."""
+        return fills.nothing_seen(example)
+
+    def changed(
+        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+    ) -> tuple[Windows, Tensor]:
+        """The region's true content, in an input with nothing else seen."""
+        boxes, contents = fills.seen_alone(example, windows)
+        return boxes, contents.unsqueeze(0)
+
+
+#: Every context by its name.
+CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty()}
+#: The contexts of ``context="both"``.
+BOTH = ("full", "empty")
+
+
+def contexts_of(context: object) -> list[Context]:
+    """The contexts that the argument ``context`` names."""
+    if context == "both":
+        return [CONTEXTS[name] for name in BOTH]
+    if not isinstance(context, str) or context not in CONTEXTS:
+        known = ", ".join(map(repr, [*CONTEXTS, "both"]))
+        raise ValueError(f"context={context!r} is not known; choose one of {known}")
+    return [CONTEXTS[context]]
