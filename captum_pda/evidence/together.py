@@ -425,6 +425,13 @@ class DecidingPart:
         minimal: whether leaving out any single region was asked, and fails.
         n_passes: how many passes the search took.
         in_words: a prediction as it is told.
+
+    Example::
+
+        >>> (part, *others) = evidence.sufficient()
+        >>> print(part)
+        only 3 of 58 regions (6.2% of it): class 248 95% -> 61%, still first
+        >>> part.pixels                            # (height, width), true inside it
     """
 
     numbers: tuple[int, ...]
