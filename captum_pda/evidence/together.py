@@ -527,28 +527,32 @@ class _Search:
         return None
 
     def _without_needless(self, chosen: list[int]) -> tuple[list[int], bool]:
-        """Leave out groups of regions while the goal is reached, and then single ones."""
-        size = len(chosen) // 2
-        while size > 1:
-            start = 0
-            while start < len(chosen) and self.left > len(chosen):
-                # The weakest regions come last, and are tried first.
-                stop = len(chosen) - start
+        """Leave out groups of regions while the goal is reached, then single ones until none can
+        be left out; the weakest come last in the order, and are tried first."""
+        for share in (2, 4):
+            size = len(chosen) // share
+            stop = len(chosen)
+            while size > 1 and stop > 0 and self.left:
                 fewer = chosen[: max(0, stop - size)] + chosen[stop:]
                 if fewer and self.reached([fewer])[0]:
                     chosen = fewer
-                else:
-                    start += size
-            size //= 2
-        while len(chosen) > 1:
-            fewer_by_one = [chosen[:place] + chosen[place + 1 :] for place in range(len(chosen))]
-            if len(fewer_by_one) > self.left:
+                stop -= size
+        needed: set[int] = set()  # of the regions as they are now
+        while len(chosen) > len(needed) and len(chosen) > 1:
+            if not self.left:
                 return chosen, False
-            reached = self.reached(fewer_by_one)
-            if not any(reached):
-                return chosen, True
-            # The weakest of those that can be left out.
-            chosen = fewer_by_one[max(place for place, is_so in enumerate(reached) if is_so)]
+            one = next(each for each in reversed(chosen) if each not in needed)
+            fewer = [each for each in chosen if each != one]
+            if self.reached([fewer])[0]:
+                # Those that were needed before may not be needed now, but seldom are: they are
+                # asked again after the others.
+                chosen, asked_again = fewer, needed
+                needed = set()
+                chosen = [each for each in chosen if each in asked_again] + [
+                    each for each in chosen if each not in asked_again
+                ]
+            else:
+                needed.add(one)
         return chosen, True
 
     def part(self, chosen: list[int], minimal: bool) -> DecidingPart:
