@@ -544,13 +544,9 @@ class _Search:
             one = next(each for each in reversed(chosen) if each not in needed)
             fewer = [each for each in chosen if each != one]
             if self.reached([fewer])[0]:
-                # Those that were needed before may not be needed now, but seldom are: they are
-                # asked again after the others.
-                chosen, asked_again = fewer, needed
+                # What was needed before may not be now, and is asked again after the others.
+                chosen = sorted(fewer, key=lambda each: each not in needed)
                 needed = set()
-                chosen = [each for each in chosen if each in asked_again] + [
-                    each for each in chosen if each not in asked_again
-                ]
             else:
                 needed.add(one)
         return chosen, True

@@ -24,10 +24,9 @@ from captum_pda.model.inputs import check_choice, check_count, check_inputs
 from captum_pda.model.measures import Measure, signed
 from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.choice import SMALLEST_SIDE, choose_regions
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.masks import FeatureMaskRegions
-from captum_pda.regions.superpixels import has_superpixels
 from captum_pda.regions.tree import LEAVES, NestedTree, RegionTree, tiles
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, make_plan
@@ -487,7 +486,7 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
     """The regions at the leaves: those that were given, superpixels, or blocks of one size."""
     shape = tuple(images.shape)
     if feature_mask is None and superpixels is None:
-        if not has_superpixels(shape):
+        if len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
             return FeatureMaskRegions(torch.from_numpy(tiles(shape[2:]))[None])
         superpixels = LEAVES
     found = choose_regions((images,), feature_mask=feature_mask, superpixels=superpixels)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.ndimage import distance_transform_edt
 
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.together import Interactions, flat_target
 from captum_pda.model.measures import signed
 from captum_pda.report.block import Block
+from captum_pda.visualization.drawing import roomiest_place
 from captum_pda.visualization.together import COVER, LEAST_SHARE, TOGETHER
 
 
@@ -35,9 +35,7 @@ def together_header(
     places = []
     for number, pixels in enumerate(game.pixels):
         owners[pixels] = number
-        depth = distance_transform_edt(np.pad(pixels, 1))
-        row, column = np.unravel_index(int(depth.argmax()), depth.shape)
-        places.append([int(column) - 1, int(row) - 1])
+        places.append(list(roomiest_place(pixels)))
     target = flat_target(game, interactions.target)
     unit = f" {interactions.unit}" if interactions.unit else ""
     pairs = interactions.pairs()

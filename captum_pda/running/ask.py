@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +72,17 @@ class Asker:
         self.sampling = sampling
         self.rows = rows
         self._examples: dict[int, AskedExample] = {}
+        self._numbers: Sequence[int] = range(len(seen))
+
+    def of_examples(self, rows: slice) -> Asker:
+        """The same about some of the examples, counted among themselves."""
+        other = copy(self)
+        other._numbers = self._numbers[rows]
+        return other
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
+        example = self._numbers[example]
         read, forward = self.explained.for_example(example), self.call.for_example(example, 0)
         loop = BatchLoop(BatchSize(self.rows, self.call.values_per_example), copies[:1])
         with evaluation_mode(self.call.forward_func):
@@ -88,6 +97,7 @@ class Asker:
         progress: ProgressBar | str | None = None,
     ) -> Tensor:
         """The scores of an example with pixels hidden; see ``AskedExample.scores``."""
+        example = self._numbers[example]
         if example not in self._examples:
             self._examples[example] = AskedExample(self, example)
         return self._examples[example].scores(hidden, context, box, progress)

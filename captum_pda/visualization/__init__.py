@@ -17,6 +17,7 @@ from captum_pda.visualization.regions import (
     visualize_self_test,
     visualize_strongest_regions,
 )
+from captum_pda.visualization.space import visualize_signal, visualize_volume
 from captum_pda.visualization.together import visualize_interactions, visualize_parts
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     "visualize_interactions",
     "visualize_parts",
     "visualize_self_test",
+    "visualize_signal",
     "visualize_strongest_regions",
+    "visualize_volume",
 ]

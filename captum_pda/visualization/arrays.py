@@ -79,8 +79,8 @@ def to_channels_last(name: str, given: Image) -> Floats:
             )
         if len(shape) == 5:
             raise ValueError(
-                f"{name} has three spatial dimensions, shape {shape}; draw one slice, for example "
-                f"{name}[:, :, 0]"
+                f"{name} has three spatial dimensions, shape {shape}; use visualize_volume, or "
+                f"draw one slice, for example {name}[:, :, 0]"
             )
         values = in_double(given.detach()).cpu().numpy()
         if len(shape) == 4:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+from matplotlib import patheffects
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from scipy.ndimage import distance_transform_edt
 
 from captum_pda.model.measures import Measure, find_measure
 from captum_pda.visualization.arrays import Floats
@@ -127,6 +131,58 @@ def new_figure(
     if use_pyplot:
         return plt.figure(figsize=fig_size, layout=layout)
     return Figure(figsize=fig_size, layout=layout)
+
+
+def wrapped(words: Sequence[str], width: int) -> list[str]:
+    """Words in lines of at most this many letters."""
+    return [line for each in words for line in textwrap.wrap(each, width, subsequent_indent="  ")]
+
+
+def outline_pixels(
+    axes: Axes,
+    pixels: npt.NDArray[np.bool_],
+    colour: str,
+    uncertain: bool = False,
+    number: str | None = None,
+) -> None:
+    """An outline with a white rim around pixels (H, W), and a number where there is most room."""
+    inside = np.pad(pixels, 1).astype(float)
+    height, width = inside.shape
+    lines = axes.contour(
+        np.arange(width) - 1,
+        np.arange(height) - 1,
+        inside,
+        levels=[0.5],
+        colors=[colour],
+        linewidths=1.8,
+        linestyles="--" if uncertain else "-",
+    )
+    lines.set_path_effects([patheffects.withStroke(linewidth=3.2, foreground="white")])
+    axes.set_xlim(-0.5, width - 2.5)
+    axes.set_ylim(height - 2.5, -0.5)
+    if number:
+        mark(axes, number, colour, roomiest_place(pixels))
+
+
+def roomiest_place(pixels: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """The column and the row of the pixel of (H, W) with most room around it."""
+    depth = distance_transform_edt(np.pad(pixels, 1))
+    row, column = np.unravel_index(int(depth.argmax()), depth.shape)
+    return float(column - 1), float(row - 1)
+
+
+def mark(axes: Axes, number: str, colour: str, place: tuple[float, float], **options: Any) -> None:
+    """A white number on a colour."""
+    axes.annotate(
+        number,
+        place,
+        horizontalalignment="center",
+        verticalalignment="center",
+        fontsize=8,
+        color="white",
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "white"},
+        **options,
+    )
 
 
 def show() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.ndimage import distance_transform_edt
+from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
-from captum_pda.evidence.strongest import Pixels, StrongRegion, strongest_regions
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.visualization.arrays import (
     Floats,
     Image,
@@ -31,8 +29,11 @@ from captum_pda.visualization.drawing import (
     draw_picture,
     finish,
     new_figure,
+    outline_pixels,
     show,
+    wrapped,
 )
+from captum_pda.visualization.space import draw_signal_explanation, draw_volume_explanation
 
 
 def visualize_strongest_regions(
@@ -73,6 +74,11 @@ def visualize_strongest_regions(
         >>> evidence = PDA(model).evidence(image)
         >>> visualize_strongest_regions(evidence, target=3, mean=0.5, std=0.5)
     """
+    if evidence.inputs[0].dim() != 4:
+        raise ValueError(
+            f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
+            "spatial dimensions. visualize_explanation draws signals and volumes"
+        )
     kinds = strongest_regions(evidence, target, n, example=example)
     given = evidence.inputs[0][example or 0] if image is None else image
     shown = picture(given, mean, std)
@@ -158,12 +164,16 @@ def visualize_explanation(
     test: SelfTest | bool = True,
     example: int | None = None,
     scale: float | None = None,
+    spacing: float | Sequence[float] | None = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw one explanation: the photo with its strongest regions, the map, and the map's test.
+    """Draw one explanation: the input with its strongest regions, the map, and the map's test.
+
+    A signal is drawn with a line for each channel over a background coloured by its evidence, a
+    volume by the three slices that meet in its strongest region.
 
     Args:
-        evidence: of images with two spatial dimensions.
+        evidence: of images, signals or volumes.
         target: the output to ask about. Default: the most probable one.
         rather_than: another output, to draw what speaks for ``target`` rather than for that.
         name: what the output is called. Default: its number and its probability.
@@ -173,38 +183,78 @@ def visualize_explanation(
             model to ask, and False leaves it out. A map of one output rather than another has none.
         example: which one, where the evidence is of several.
         scale: the value that is drawn fully red. Default: the largest absolute value.
+        spacing: the extent of a voxel along each axis of a volume, such as (3.0, 0.7, 0.7) mm, or
+            the time between two samples of a signal.
         use_pyplot: whether the figure is made by pyplot, and shown.
 
     Returns:
-        The figure and its axes: photo, map and, where there is one, test.
+        The figure and its axes: input, map and, where there is one, test.
 
     Example::
 
         >>> visualize_explanation(PDA(model).evidence(image), husky, name="husky")
     """
     number = evidence.checked_example(example)
-    if evidence.inputs[0].dim() != 4:
-        raise ValueError(
-            f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
-            "spatial dimensions"
-        )
     target, name = _named(evidence, target, name, number)
     kinds = strongest_regions(evidence, target, n, rather_than, number)
     found = evidence.attribution(target)
     if rather_than is not None:
         found, test = evidence.contrast(target, rather_than), False
-    values = evidence_map((found[0] if isinstance(found, tuple) else found)[number])
-    shown = picture_of_map(evidence.inputs[0][number], values, mean, std)
+    own_map = (found[0] if isinstance(found, tuple) else found)[number]
     if test is True and evidence.ask is not None:
         test = evidence.self_test(target, number)
     tested = test if isinstance(test, SelfTest) else None
-    columns = 2 if tested is None else 3
     words = regions_in_words(*kinds)
     if tested is not None:
         words = [str(tested), *words]
-    lines = [
-        line for each in words for line in textwrap.wrap(each, 46 * columns, subsequent_indent="  ")
-    ]
+    image = evidence.inputs[0][number]
+    label = f"{evidence.measure.label}, weighted mean of all questions"
+    if image.dim() == 3:
+        figure, axes = _draw_image_explanation(
+            image, own_map, kinds, name, label, words, tested, scale, mean, std, use_pyplot
+        )
+    else:
+        draw = draw_signal_explanation if image.dim() == 2 else draw_volume_explanation
+        figure, axes, free = draw(
+            image,
+            own_map,
+            kinds,
+            name,
+            label,
+            words,
+            tested is not None,
+            scale,
+            mean,
+            std,
+            spacing,
+            use_pyplot,
+        )
+        if tested is not None and free is not None:
+            visualize_self_test(tested, (figure, free))
+            axes = [*axes, free]
+    if use_pyplot:
+        show()
+    return figure, axes
+
+
+def _draw_image_explanation(
+    image: Tensor,
+    own_map: Tensor,
+    kinds: tuple[list[StrongRegion], list[StrongRegion]],
+    name: str,
+    label: str,
+    words: Sequence[str],
+    tested: SelfTest | None,
+    scale: float | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+    use_pyplot: bool,
+) -> tuple[Figure, list[Axes]]:
+    """An image with its strongest regions, its map and its test, and the words below."""
+    values = evidence_map(own_map)
+    shown = picture_of_map(image, values, mean, std)
+    columns = 2 if tested is None else 3
+    lines = wrapped(words, 46 * columns)
     side = 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
     above, below = 0.35, 0.75 + 0.18 * len(lines)
     height = above + side + below
@@ -219,14 +269,12 @@ def visualize_explanation(
     bar = axes[1].inset_axes((0.1, -0.3 / side, 0.8, 0.12 / side))
     figure.colorbar(heat_map, cax=bar, orientation="horizontal")
     bar.tick_params(labelsize=7)
-    bar.set_xlabel(f"{evidence.measure.label}, weighted mean of all questions", fontsize=8)
+    bar.set_xlabel(label, fontsize=8)
     if tested is not None:
         visualize_self_test(tested, (figure, axes[2]))
         left, bottom, width, height_share = axes[2].get_position().bounds
         axes[2].set_position((left + 0.045, bottom, width - 0.045, height_share))
     figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=8.5, verticalalignment="bottom")
-    if use_pyplot:
-        show()
     return figure, axes
 
 
@@ -261,47 +309,13 @@ def draw_outlines(
     """Outline regions in their own shape, those for in red and those against in blue."""
     for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
         for number, region in enumerate(regions, start=1):
-            outline(axes, region.pixels, colour, str(number), region.uncertain)
-
-
-def outline(
-    axes: Axes, pixels: Pixels, colour: str, number: str | None = None, dashed: bool = False
-) -> tuple[float, float]:
-    """A region's outline with a white rim, and its number where there is most room inside: the
-    column and the row of that place are returned."""
-    inside = np.pad(pixels, 1).astype(float)
-    height, width = inside.shape
-    lines = axes.contour(
-        np.arange(width) - 1,
-        np.arange(height) - 1,
-        inside,
-        levels=[0.5],
-        colors=[colour],
-        linewidths=1.8,
-        linestyles="--" if dashed else "-",
-    )
-    lines.set_path_effects([patheffects.withStroke(linewidth=3.2, foreground="white")])
-    axes.set_xlim(-0.5, width - 2.5)
-    axes.set_ylim(height - 2.5, -0.5)
-    depth = distance_transform_edt(inside)
-    row, column = (int(place) - 1 for place in np.unravel_index(int(depth.argmax()), depth.shape))
-    if number:
-        axes.annotate(
-            number,
-            (column, row),
-            horizontalalignment="center",
-            verticalalignment="center",
-            fontsize=8,
-            color="white",
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": colour, "edgecolor": "white"},
-        )
-    return column, row
+            outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
     """Draw a region and half as much again on every side."""
     draw_picture(axes, shown)
-    outline(axes, region.pixels, colour, None, region.uncertain)
+    outline_pixels(axes, region.pixels, colour, region.uncertain)
     for first, width, size, limit, turned in (
         (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
         (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),

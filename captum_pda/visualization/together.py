@@ -19,10 +19,12 @@ from captum_pda.visualization.drawing import (
     draw_map,
     draw_picture,
     finish,
+    mark,
     new_figure,
+    outline_pixels,
+    roomiest_place,
     show,
 )
-from captum_pda.visualization.regions import outline
 
 #: The colours of interactions above and below zero: other ones than for and against a class.
 COVER, TOGETHER = "#e08214", "#542788"
@@ -75,10 +77,10 @@ def visualize_interactions(
         figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 2)
     draw_picture(axes[0], 0.35 + 0.65 * shown)
     lost = interactions.lost(target).cpu().numpy()
-    places = [
-        outline(axes[0], pixels, FOR if value >= 0 else AGAINST)
-        for pixels, value in zip(interactions.pixels, lost, strict=True)
-    ]
+    colours = [FOR if value >= 0 else AGAINST for value in lost]
+    places = [roomiest_place(pixels) for pixels in interactions.pixels]
+    for pixels, colour in zip(interactions.pixels, colours, strict=True):
+        outline_pixels(axes[0], pixels, colour)
     pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
     strongest = max((abs(pair.value) for pair in pairs), default=0.0)
     for pair in reversed(pairs):
@@ -94,20 +96,8 @@ def visualize_interactions(
                     patheffects.withStroke(linewidth=WIDEST * share + 1.5, foreground="white")
                 ],
             )
-    for number, (place, value) in enumerate(zip(places, lost, strict=True)):
-        axes[0].annotate(
-            str(number),
-            place,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="white",
-            bbox={
-                "boxstyle": "round,pad=0.15",
-                "facecolor": FOR if value >= 0 else AGAINST,
-                "edgecolor": "white",
-            },
-        )
+    for number, (place, colour) in enumerate(zip(places, colours, strict=True)):
+        mark(axes[0], str(number), colour, place)
     finish(axes[0], title)
     axes[0].set_xlabel(
         "orange: each covers for the other; purple: they speak only together", fontsize=8
@@ -160,7 +150,7 @@ def visualize_parts(
     for panel, part in zip(axes, several, strict=True):
         seen = part.pixels if part.alone else ~part.pixels
         draw_picture(panel, np.where(seen[..., None], shown, 0.8 + 0.2 * shown))
-        outline(panel, part.pixels, FOR if part.alone else "0.2")
+        outline_pixels(panel, part.pixels, FOR if part.alone else "0.2")
         finish(panel, None)
         words = part.described(names)
         panel.set_title(words.replace(": ", ":\n", 1).replace(", ", ",\n", 1), fontsize=9)

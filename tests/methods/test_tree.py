@@ -83,13 +83,13 @@ def test_no_more_passes_than_were_given():
 def test_evidence_is_found_where_it_lies():
     class Corner(nn.Module):
         def forward(self, x):
-            score = 20 * x[:, 0, 4:8, 12:16].mean(dim=(1, 2)) - 10
+            score = 20 * x[:, 0, 3:9, 12:18].mean(dim=(1, 2)) - 10
             return torch.stack([score, torch.zeros_like(score)], dim=1)
 
     image = make_images(1, 1, 32, 32).float() * 0.01
-    image[:, :, 4:8, 12:16] = 1.0
+    image[:, :, 3:9, 12:18] = 1.0
     tree = TreePDA(Corner(), ConstantPrior(0.0)).tree(image, target=0, n_evaluations=200)
-    inside = tree.map[4:8, 12:16].sum()
+    inside = tree.map[3:9, 12:18].sum()
     assert inside > 0.9 * tree.total
 
 
