@@ -99,7 +99,7 @@ def test_an_example_that_lacks_regions_of_a_mask_is_shown_by_its_own(browser, tm
             np.testing.assert_array_equal(np.reshape(own, SPACE), region.pixels)
             answers = page.locator("#answers li").all_inner_texts()
             assert answers == [
-                printed(answer) for answer in region.answers() if "other" not in answer
+                printed(answer) for answer in region.answers() if "uncertain" not in answer
             ]
 
 
