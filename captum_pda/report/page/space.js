@@ -1,7 +1,7 @@
 // A signal or a volume with its evidence: slices that meet in a place, or lines over a background.
 
 const AXES = ["Slice", "Row", "Column"];
-const SHORT_SIDE = 40; // rem of a channel's row on the canvas of a signal, in pixels
+const CHANNEL_HEIGHT = 40; // the least height of a channel of a signal, in pixels
 
 let space = null; // what is looked at
 
@@ -112,8 +112,6 @@ class Slice {
     context.drawImage(small, 0, 0, wide, tall);
     const [sx, sy] = [wide / width, tall / height];
     if (space.outlined) this.outlines(context, index, height, width, sx, sy);
-    context.strokeStyle = "rgb(255 255 255 / 0.55)";
-    context.lineWidth = 3;
     for (const style of ["rgb(255 255 255 / 0.6)", "#111"]) {
       context.strokeStyle = style;
       context.lineWidth = style === "#111" ? 1 : 3;
@@ -213,7 +211,7 @@ class Signal {
 
   draw() {
     const { header, shape: [count], place: [here] } = space;
-    const row = Math.max(SHORT_SIDE, 160 / header.channels);
+    const row = Math.max(CHANNEL_HEIGHT, 160 / header.channels);
     const [width, height] = [1200, Math.round(2 * row * header.channels)];
     this.canvas.width = width;
     this.canvas.height = height;
@@ -333,7 +331,8 @@ function showTest(test, step) {
   const { share, hidden, shown } = test.words;
   const words = `without the strongest ${share[step]}: ${hidden[0]} -> ${hidden[step]}; with only these: ${shown[step]}`;
   byId("share").value = String(step);
-  byId("share-value").textContent = typeset(words);
+  byId("share-value").textContent = share[step];
+  byId("test-words").textContent = typeset(words);
   byId("share").setAttribute("aria-valuetext", words);
   byId("curves").setAttribute("aria-label", words);
 }
