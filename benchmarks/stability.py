@@ -1,6 +1,6 @@
 """How far the list of strongest regions can be relied on.
 
-python benchmarks/stability.py --photos FOLDER --folder results
+python benchmarks/stability.py --photos photos --folder stability
 
 Each photo is explained as it is, re-encoded as JPEG of quality 75, and with other superpixels. The
 regions listed for the photo as it is are looked at in the two other maps: whose sign turns there,
