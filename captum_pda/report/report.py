@@ -27,11 +27,13 @@ from captum_pda.evidence.strongest import (
     listed_regions,
     strongest_regions,
 )
+from captum_pda.evidence.together import Interactions
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.report.block import Block
 from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import (
@@ -44,12 +46,13 @@ from captum_pda.report.pictures import (
 )
 from captum_pda.report.space import PAGE as SPACE_PAGE
 from captum_pda.report.space import space_header
+from captum_pda.report.together import together_header
 from captum_pda.visualization.drawing import AGAINST, FOR
 
 PAGE = Page(
     "Evidence",
     "report.html",
-    ("base.css", "report.css"),
+    ("base.css", "report.css", "together.css"),
     (
         "block.js",
         "elements.js",
@@ -62,6 +65,7 @@ PAGE = Page(
         "detail.js",
         "curves.js",
         "test.js",
+        "together.js",
         "tables.js",
         "controls.js",
         "save.js",
@@ -143,6 +147,7 @@ def write_report(
     example: int | None = None,
     test: SelfTest | bool = True,
     spacing: float | Sequence[float] | None = None,
+    interactions: Interactions | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -167,6 +172,8 @@ def write_report(
             each method, where the evidence has a model to ask, and False leaves it out.
         spacing: the extent of a voxel along each axis of a volume, or the time between two samples
             of a signal.
+        interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
+            which a region can be chosen to see its partners.
 
     Returns:
         The path.
@@ -187,7 +194,7 @@ def write_report(
                 f"example={example} and ReportOptions(example={options.example}) differ; give one"
             )
         options = replace(options, example=example)
-    write_whole(path, report_page(methods, photo, options, test=test))
+    write_whole(path, report_page(methods, photo, options, test=test, interactions=interactions))
     return path
 
 
@@ -204,6 +211,7 @@ def evidence_html(
     truth: int | None = None,
     test: SelfTest | bool = True,
     spacing: float | Sequence[float] | None = None,
+    interactions: Interactions | None = None,
 ) -> str | Path:
     """The page of ``write_report`` as a string, or written to a path; see
     ``WindowEvidence.to_html``."""
@@ -220,9 +228,11 @@ def evidence_html(
             options=options,
             test=test,
             spacing=spacing,
+            interactions=interactions,
         )
     photo = ReportedPhoto(title or "Evidence", labels, mean, std, truth, spacing)
-    return report_page({"": evidence}, photo, options, test=test).decode()
+    page = report_page({"": evidence}, photo, options, test=test, interactions=interactions)
+    return page.decode()
 
 
 def report_page(
@@ -231,12 +241,19 @@ def report_page(
     options: ReportOptions,
     *,
     test: SelfTest | bool = True,
+    interactions: Interactions | None = None,
 ) -> bytes:
     """The page itself, of evidence by one or several named methods."""
     number, first = _check(methods, options.example)
     values = first.inputs[0][number].detach().cpu()
     if values.dim() != 3:
-        return _space_page(methods, photo, options, number, test)
+        if len(methods) > 1 or options.contrast is not None or interactions is not None:
+            raise ValueError(
+                "a report of a signal or a volume shows one method, and no contrast or "
+                "interactions; write a report for each method, and draw a contrast with "
+                "visualize_explanation(rather_than=...)"
+            )
+        return _space_page(first, photo, options, number, test)
     display = Display.of(values, photo.mean, photo.std)
     classes = choose_classes(first.scores[number], photo, options)
     block = Block()
@@ -254,6 +271,7 @@ def report_page(
         "second": classes.second,
         "listed": {"count": N_LISTED, "least_share": LEAST_SHARE, "close_share": CLOSE_SHARE},
         "methods": shown,
+        "together": together_header(block, interactions, first, number, photo.labels),
     }
     small = Block()
     summary = {
@@ -264,19 +282,13 @@ def report_page(
 
 
 def _space_page(
-    methods: Mapping[str, WindowEvidence],
+    evidence: WindowEvidence,
     photo: ReportedPhoto,
     options: ReportOptions,
     number: int,
     test: SelfTest | bool,
 ) -> bytes:
     """The page of a signal or a volume."""
-    if len(methods) > 1 or options.contrast is not None:
-        raise ValueError(
-            "a report of a signal or a volume shows one method, and no contrast; write a report "
-            "for each method, and draw a contrast with visualize_explanation(rather_than=...)"
-        )
-    (evidence,) = methods.values()
     fewer = replace(options, n_classes=min(options.n_classes, MAX_SPACE_CLASSES))
     classes = choose_classes(evidence.scores[number], photo, fewer)
     columns = list(classes.columns)
@@ -474,7 +486,7 @@ def _part_header(
     known: dict[str, Any] = {
         "context": part.context,
         # A region speaks for what is lost without it, and for what it adds by itself.
-        "sign": -1 if part.context == "full" else 1,
+        "sign": -1 if CONTEXTS[part.context].removes else 1,
         "reference": block.add(_plain(reference), "float64"),
         "changes": _add_values(block, scores - reference.unsqueeze(1)),
         "values": None,
@@ -484,14 +496,14 @@ def _part_header(
     if not isinstance(measure, WeightOfEvidence):
         before = measure.value(reference.unsqueeze(1))
         gained = before - measure.value(scores)
-        known["values"] = _add_values(block, gained if part.context == "full" else -gained)
+        known["values"] = _add_values(block, gained if CONTEXTS[part.context].removes else -gained)
     if part.errors is not None:
         errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores).abs()
         known["errors"] = _add_values(block, errors)
     if part.depth != "input" or isinstance(evidence.prior, PriorOfFile):
         return known
     example = evidence.inputs[0][number].detach().cpu()
-    if part.context == "empty":
+    if CONTEXTS[part.context].starts_from_nothing:
         nothing = EmptyContext(evidence.prior).nothing_seen(example)
         known["nothing"] = block.add_bytes(jpeg(display.bytes(nothing), 85))
     elif _has_shapes(part, number):
@@ -595,7 +607,7 @@ def _on_photo(values: Any, space: tuple[int, ...]) -> Any:
 
 def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | None:
     """All evidence for an output, where the model was asked with nothing seen."""
-    empty = [part for part in evidence.parts if part.context == "empty"]
+    empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
     if not empty:
         return None
     total = float(evidence.total(column)[number])
