@@ -34,8 +34,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.report.block import Block
-from captum_pda.report.page_file import Page
+from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import (
     Display,
     filled_photo,

@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.report.block import Block
-from captum_pda.report.page_file import Page
+from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
 from captum_pda.visualization.space import (
     MOST_CHANNELS,

@@ -13,8 +13,7 @@ from test_report_file import many_windows
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_report
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 OWN_LISTS = """() => {
   const found = view.ownList();

@@ -9,8 +9,7 @@ from report_pages import order_of, printed
 
 from captum_pda import ConstantPrior, EfficientPDA, strongest_regions
 from captum_pda.report import ReportOptions, write_index, write_report
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 SPACE = (5, 14, 9)
 
