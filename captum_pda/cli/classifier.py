@@ -15,13 +15,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from captum_pda.cli.detectors import Detector, returns_boxes
 from captum_pda.cli.photos import Array
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.outputs import OUTPUT_KINDS, scores_of
 
-IMAGENET_CLASSES = 1000
+IMAGENET_CLASSES, COCO_CLASSES = 1000, 91
 #: Before a photo is scaled, its longer side is cut to this many times its shorter one. Models look
 #: at the square in the middle only, and a strip of one pixel would grow beyond the memory.
 MAX_ASPECT = 4
@@ -197,8 +198,13 @@ class Classifier:
         model, source, own_labels = choice.load()
         model = model.eval().to(device)
         image = (choice.preprocessing(BLANK) if image is None else image).to(device)
+        outputs = _outputs(choice.name, model, image)
+        if returns_boxes(outputs):
+            labels = choice.labels or default_labels(COCO_CLASSES)
+            detector = Detector(model)
+            return Classifier(choice.name, detector, choice.preprocessing, labels, source, "raw")
         if own_labels is None:
-            own_labels = default_labels(_number_of_outputs(choice.name, model, image))
+            own_labels = default_labels(outputs.shape[1])
         labels = own_labels if choice.labels is None else choice.labels
         if len(labels) != len(own_labels):
             raise CommandError(
@@ -209,20 +215,24 @@ class Classifier:
         return Classifier(choice.name, model, choice.preprocessing, labels, source, kind)
 
 
-def _number_of_outputs(name: str, model: nn.Module, image: Tensor) -> int:
+def _outputs(name: str, model: nn.Module, image: Tensor) -> Any:
+    """A model's outputs for an image: one row of scores, or the boxes of a detector."""
     try:
         with torch.no_grad():
             outputs = model(image)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(
             f"--model {name} fails for an input of shape {tuple(image.shape)} ({one_line(error)}); "
             "return a transform that makes what it takes"
         ) from error
-    if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+    if returns_boxes(outputs):
+        return outputs
+    scores = scores_of(outputs)
+    if scores.dim() != 2:
         raise CommandError(
             f"--model {name} must return a tensor (N, classes) for inputs (N, C, *space)"
         )
-    return int(outputs.shape[1])
+    return scores
 
 
 # What the outputs are
@@ -242,6 +252,11 @@ def output_kind(asked: str | None, stated: str | None, model: nn.Module, image: 
     are_logits = OUTPUT_KINDS[kind or "logits"].are_logits
     ending = probability_ending(model, image) if are_logits else None
     if ending is None:
+        if kind is None and _looks_like_probabilities(model, image):
+            raise UsageError(
+                "all outputs of the model lie between 0 and 1, as probabilities do; add "
+                "--output-kind probabilities, or logits if that is what they are"
+            )
         return kind or "logits"
     name, module = ending
     found = (
@@ -251,6 +266,18 @@ def output_kind(asked: str | None, stated: str | None, model: nn.Module, image: 
         raise UsageError(f"{found}; add --output-kind probabilities")
     warn_user(f"{found}, and they are read as {kind}; use --output-kind probabilities")
     return kind
+
+
+def _looks_like_probabilities(model: nn.Module, image: Tensor) -> bool:
+    """Whether the outputs for an image and some others of its size all lie between 0 and 1."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(image.shape, generator=generator).to(image)
+    with torch.no_grad(), evaluation_mode(model):
+        for probe in (image, torch.zeros_like(image), -image, noise, 3 * noise):
+            scores = scores_of(model(probe))
+            if not bool(((scores >= 0) & (scores <= 1)).all()):
+                return False
+    return True
 
 
 def probability_ending(model: nn.Module, image: Tensor) -> tuple[str, nn.Module] | None:

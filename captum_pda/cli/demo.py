@@ -99,7 +99,9 @@ def tell(evidence: WindowEvidence, answer: Answer, classifier: Classifier) -> No
     """What the network sees, and what speaks for it and against it."""
     probabilities, measure = evidence.probabilities[0], evidence.measure
     print(f"{classifier.name} sees: {top_classes(probabilities, classifier.labels, measure)}")
-    shown = Explanation(evidence.inputs[0], probabilities, [answer], "PDA", measure, evidence)
+    shown = Explanation(
+        evidence.inputs[0], probabilities, [answer], "PDA", measure, classifier.labels, evidence
+    )
     print("\n".join(answer_lines(answer, shown)))
 
 

@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         classifier,
         options.overwrite,
         {"weights": classifier.weights, "prior_file": str(options.prior or "") or None},
-        None if options.quiet or is_folder else partial(tell, classifier.labels),
+        None if options.quiet or is_folder else tell,
     )
     summary = explain_photos(options, plan, explainer, writer, ranks)
     return conclude(options, plan, summary) if ranks.rank == 0 else 0
@@ -245,11 +245,11 @@ class PhotoSet:
         raise errors[0]
 
 
-def tell(
-    labels: Sequence[str], path: Path, explanation: Explanation, written: Sequence[Path]
-) -> None:
+def tell(path: Path, explanation: Explanation, written: Sequence[Path]) -> None:
     """Say what was found, and where it is."""
-    print(f"{path}: {top_classes(explanation.predictions, labels, explanation.measure)}")
+    print(
+        f"{path}: {top_classes(explanation.predictions, explanation.labels, explanation.measure)}"
+    )
     for answer in explanation.answers:
         print("\n".join(answer_lines(answer, explanation)))
     print(f"Written: {', '.join(str(file) for file in written)}")

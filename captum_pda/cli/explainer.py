@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.cli.classifier import Classifier, find_class
+from captum_pda.cli.detectors import Detector
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
 from captum_pda.engines import ENGINES
@@ -31,6 +33,7 @@ from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
@@ -46,6 +49,8 @@ METHOD_CLASSES: dict[str, Any] = {
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
+#: How many boxes of a detector are explained by default.
+EXPLAINED_BOXES = 3
 #: How many of the strongest regions are listed, for a class and against it.
 LISTED_REGIONS = 3
 
@@ -61,6 +66,7 @@ class Answer:
         speak_for, speak_against: the regions that say most.
         test: what the model says without the strongest pixels, and of them alone, if it was asked.
         total: all evidence, if the model was asked with nothing seen.
+        box: of a detector, (left, top, right, bottom).
     """
 
     name: str
@@ -70,6 +76,7 @@ class Answer:
     speak_against: list[StrongRegion]
     test: SelfTest | None = None
     total: float | None = None
+    box: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +89,7 @@ class Explanation:
         answers: a map for each class that was asked about.
         method: which method and sizes, in a few words.
         measure: what the maps are measured in.
+        labels: the names of classes, or of a detector's boxes.
         evidence: the evidence of every window for every class; None for "gradient".
     """
 
@@ -90,6 +98,7 @@ class Explanation:
     answers: list[Answer]
     method: str
     measure: Measure
+    labels: Sequence[str]
     evidence: WindowEvidence | None = None
 
 
@@ -226,6 +235,8 @@ class PhotoExplainer:
     def attribute(self, image: Tensor, target: None = None) -> Explanation:
         """Explain a model's input; all answers come from one set of forward passes."""
         del target  # the options name the classes
+        if isinstance(self.classifier.model, Detector):
+            return self._explain_boxes(image, self.classifier.model)
         measure: Measure = self._method().measure
         with torch.no_grad():
             outputs = scores_of(self.classifier.model(image))
@@ -243,12 +254,37 @@ class PhotoExplainer:
             regions = self.regions(image)
             answers = [self._by_gradient(image, classes, regions) for classes in asked]
             return Explanation(
-                image, predictions, answers, f"{name}, {sizes_in_words(regions)}", measure
+                image,
+                predictions,
+                answers,
+                f"{name}, {sizes_in_words(regions)}",
+                measure,
+                self.classifier.labels,
             )
         evidence = self.evidence(image)
         answers = [self._from_evidence(evidence, classes) for classes in asked]
         words = f"{name}, {parts_in_words(evidence)}"
-        return Explanation(image, predictions, answers, words, measure, evidence)
+        labels = self.classifier.labels
+        return Explanation(image, predictions, answers, words, measure, labels, evidence)
+
+    def _explain_boxes(self, image: Tensor, detector: Detector) -> Explanation:
+        """Explain the boxes that a detector finds, each as an output of a model of matches."""
+        if self.options.method not in WITH_ENGINE or self.options.contrast:
+            raise UsageError(
+                "boxes of a detector are explained one by one, with --method "
+                f"{' or '.join(WITH_ENGINE)}; leave out --contrast"
+            )
+        named, _ = named_classes(self.options, self.classifier.labels)
+        n_boxes = self.options.classes or (len(named) if named else EXPLAINED_BOXES)
+        match, names = detector.boxes(image, self.classifier.labels, named, n_boxes)
+        other = copy(self)
+        other.classifier = replace(self.classifier, model=match, labels=names)
+        other.options = argparse.Namespace(**{**vars(self.options), "target": []})
+        other.engine, other._n_top = "dense", len(names)
+        found = other.attribute(image)
+        boxes = [tuple(match.boxes[one.classes[0]].tolist()) for one in found.answers]
+        answers = [replace(one, box=box) for one, box in zip(found.answers, boxes, strict=True)]
+        return replace(found, answers=answers)
 
     def evidence(self, image: Tensor) -> WindowEvidence:
         """The evidence of every window for every class."""
@@ -311,7 +347,7 @@ class PhotoExplainer:
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
             test = evidence.self_test(classes[0]) if self.options.test else None
-            if any(part.context == "empty" for part in evidence.parts):
+            if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
         bits = cast(Tensor, whole)[0, 0]
         return Answer(self._name(classes), classes, bits, *strongest, test, total)
@@ -345,8 +381,8 @@ def parts_in_words(evidence: WindowEvidence) -> str:
     """The sizes, contexts and layers that evidence is made of."""
     of_input = [part for part in evidence.parts if part.depth == "input"]
     words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
-    contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
-    if "empty" in contexts:
-        words.append("both contexts" if len(contexts) > 1 else "empty context")
+    contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
+    if contexts != ["full"]:
+        words.append("both contexts" if len(contexts) > 1 else f"{contexts[0]} context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])

@@ -31,10 +31,11 @@ from captum_pda.cli.classifier import (
     input_channels,
     read_labels,
 )
+from captum_pda.cli.detectors import detector_names, detector_transform
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 DEFAULT_MODEL = "efficientnet_lite0"
-TIMM, HUGGING_FACE = "timm/", "hf/"
+TORCHVISION, TIMM, HUGGING_FACE = "torchvision/", "timm/", "hf/"
 #: What the outputs of a model of transformers are, by the ``problem_type`` of its configuration.
 OUTPUT_KINDS = {
     "multi_label_classification": "multilabel",
@@ -96,6 +97,9 @@ def load_classifier(
 
 def _of_torchvision(name: str, weights: Path | None) -> ModelChoice:
     """A classifier by name, with its own weights or those of a local checkpoint."""
+    name = name.removeprefix(TORCHVISION)
+    if name in detector_names():
+        return _torchvision_detector(name, weights)
     preprocessing = _torchvision_preprocessing(name)
     if weights is not None:
         return ModelChoice(
@@ -119,6 +123,25 @@ def _torchvision_preprocessing(name: str) -> Preprocessing:
         v2.Normalize(mean, std),
     ]
     return Preprocessing(v2.Compose(steps), mean, std)
+
+
+def _torchvision_detector(name: str, weights: Path | None) -> ModelChoice:
+    """A detector that knows the objects of COCO, or those of a local checkpoint."""
+    models = optional_module("torchvision.models")
+    labels = tuple(models.get_model_weights(name).DEFAULT.meta["categories"])
+
+    def load() -> Loaded:
+        if weights is None:
+            return _torchvision_downloaded(name)
+        state = read_checkpoint(weights)
+        rows = state.get("roi_heads.box_predictor.cls_score.weight")
+        own = {} if rows is None else {"num_classes": len(rows)}
+        model = models.get_model(name, weights=None, weights_backbone=None, **own)
+        load_into(model, state, weights, name)
+        return model, str(weights), None
+
+    names = None if weights is not None else labels
+    return ModelChoice(name, Preprocessing.of(detector_transform(name)), names, load, "raw")
 
 
 def _default_model() -> Loaded:
@@ -151,7 +174,7 @@ def _torchvision_downloaded(name: str) -> Loaded:
             f"the weights of {name} cannot be downloaded ({one_line(error)}); fetch {weights.url} "
             f"on a machine that can, and add --weights {Path(weights.url).name}"
         ) from error
-    return model, str(weights), default_labels(IMAGENET_CLASSES)
+    return model, str(weights), tuple(weights.meta["categories"])
 
 
 def _torchvision_model(name: str, state: dict[str, Tensor], **settings: Any) -> nn.Module:
@@ -172,10 +195,10 @@ def _torchvision_weights(name: str) -> Any:
     models = optional_module("torchvision.models")
     known = models.list_models(module=models)
     if name not in known:
-        close = difflib.get_close_matches(name, [DEFAULT_MODEL, *known], n=3)
+        close = difflib.get_close_matches(name, [DEFAULT_MODEL, *known, *detector_names()], n=3)
         listed = " or ".join(close) if close else f"{DEFAULT_MODEL}, resnet50 or vit_b_16"
         raise UsageError(
-            f"--model {name} is not known; use {listed}, or any other classifier listed at "
+            f"--model {name} is not known; use {listed}, or any other classifier or detector at "
             "https://pytorch.org/vision/stable/models.html, or timm/NAME, hf/NAME or "
             "package.module:function"
         )

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from captum_pda.cli.classifier import Classifier, true_class
@@ -45,8 +46,9 @@ MAX_COLUMNS = 4
 TITLE_WIDTH = 30
 #: Letters of a smaller size that fit above the map of an explanation.
 METHOD_WIDTH = 60
-#: Regions that all say less than this, in bits, are no finding.
-LEAST_BITS = 0.01
+#: Regions are not listed that all say less than this, in bits, or less than this share of what the
+#: strongest one says.
+LEAST_BITS, LEAST_SHARE = 0.01, 0.02
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -161,10 +163,12 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         )
         words = textwrap.fill(explanation.method, METHOD_WIDTH)
         axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
+        for panel in axes[:2]:
+            _draw_box(panel, first)
         return figure
     n_panels = len(titles) + 1
     n_rows = math.ceil(n_panels / MAX_COLUMNS)
-    figure, _ = visualize_evidence_multiple(
+    figure, axes = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
         titles=titles,
@@ -175,7 +179,19 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
         std=std,
         use_pyplot=False,
     )
+    panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
+    for panel, answer in zip(panels[1:], explanation.answers, strict=False):
+        _draw_box(panel, answer)
     return figure
+
+
+def _draw_box(axes: Any, answer: Answer) -> None:
+    """The box of a detector that an answer is about."""
+    if answer.box is not None:
+        left, top, right, bottom = answer.box
+        size = right - left, bottom - top
+        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="black", linewidth=3))
+        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="yellow", linewidth=1.5))
 
 
 def numbers_in_file(
@@ -234,10 +250,10 @@ def photo_page(
     answers = [answer.classes for answer in explanation.answers]
     pair = next((classes for classes in answers if len(classes) == 2), None)
     colours = classifier.preprocessing.colours(explanation.image)
-    truth = true_class(photo, classifier.labels)
+    truth = true_class(photo, explanation.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        ReportedPhoto(photo.name, classifier.labels, *colours, truth),
+        ReportedPhoto(photo.name, explanation.labels, *colours, truth),
         ReportOptions(
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
@@ -270,12 +286,14 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
         yield f"  {answer.test}"
     lines = regions_in_words(answer.speak_for, answer.speak_against)
     regions = [*answer.speak_for, *answer.speak_against]
+    strongest = max((_says(region) for region in regions), default=0.0)
     least = LEAST_BITS if measure.needs_probabilities else 0.0
-    if not any(_says(region) > least for region in regions):
+    if strongest <= least:
         yield "  no region says anything" + (f", to within {least} {measure.unit}" if least else "")
         return
     for line, region in zip(lines, regions, strict=True):
-        yield f"  {line} ({place(region)})"
+        if _says(region) > LEAST_SHARE * strongest:
+            yield f"  {line} ({place(region)})"
 
 
 def _says(region: StrongRegion) -> float:

@@ -18,6 +18,7 @@ from captum_pda.evidence.words import description
 from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.running.ask import Asker
 
@@ -93,7 +94,7 @@ class EvidencePart:
     Args:
         tensor: the number of the input tensor that they lie in.
         regions: where they lie.
-        context: "full" (all else was seen) or "empty" (nothing else was seen).
+        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
         reading: how scores become evidence.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
         scores: the same with each region changed, (N, W, columns).
@@ -131,7 +132,7 @@ class EvidencePart:
     def differences(self, quantity: Quantity) -> Tensor:
         """By how much a quantity is larger where each region is seen, (N, W)."""
         before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
-        return before - after if self.context == "full" else after - before
+        return before - after if CONTEXTS[self.context].removes else after - before
 
     def predictions(self, target: TargetType = None) -> Tensor:
         """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
@@ -489,8 +490,13 @@ class WindowEvidence:
         nothing seen, or the same in another measure. The model was asked with nothing seen where
         there is an empty context, as PDA has."""
         quantity = self.reading.quantity(target)
-        part = self.in_context("empty").parts[0]
-        everything, nothing = (quantity(one.unsqueeze(1)) for one in (self.scores, part.reference))
+        nothing_seen = [part for part in self.parts if CONTEXTS[part.context].starts_from_nothing]
+        if not nothing_seen:
+            raise ValueError(
+                "this evidence was not asked with nothing seen; use context='empty' or 'both'"
+            )
+        references = (self.scores, nothing_seen[0].reference)
+        everything, nothing = (quantity(one.unsqueeze(1)) for one in references)
         return (everything - nothing)[:, 0]
 
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
@@ -536,7 +542,10 @@ class WindowEvidence:
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
-        return self.in_context("full")._each(lambda part: part.predictions(target))
+        removing = self._only(
+            lambda part: CONTEXTS[part.context].removes, "context that removes regions; use 'full'"
+        )
+        return removing._each(lambda part: part.predictions(target))
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:

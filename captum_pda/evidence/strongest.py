@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,10 +41,8 @@ class StrongRegion:
         pixels: which pixels belong to it, (*space).
         value: the mean of the map inside it; its sign and order in the list are those of the map.
         seen: P(c) with everything seen, or the raw output.
-        unseen: the same without the region; None where that was not asked.
-        lost: what is lost without it, in the measure's unit: its evidence in the full context.
-        alone: what it says by itself, over an input of which nothing is seen: its evidence in the
-            empty context.
+        evidence: what it says in each context that was asked, in the measure's unit.
+        changed: P(c) with the region changed, in each of these contexts, or the raw output.
         uncertain: whether regions of other sizes disagree about it by as much as its value.
         measure: what evidence is measured in.
 
@@ -58,9 +56,8 @@ class StrongRegion:
     pixels: Pixels
     value: float
     seen: float
-    unseen: float | None
-    lost: float | None
-    alone: float | None
+    evidence: Mapping[str, float]
+    changed: Mapping[str, float]
     uncertain: bool
     measure: Measure
 
@@ -74,6 +71,21 @@ class StrongRegion:
         """The extent of its box."""
         return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
 
+    @property
+    def lost(self) -> float | None:
+        """What is lost without it: its evidence in the full context, if that was asked."""
+        return self.evidence.get("full")
+
+    @property
+    def unseen(self) -> float | None:
+        """P(c) without it, or the raw output, if that was asked."""
+        return self.changed.get("full")
+
+    @property
+    def alone(self) -> float | None:
+        """What it says by itself: its evidence in the empty context, if that was asked."""
+        return self.evidence.get("empty")
+
     def __str__(self) -> str:
         return "; ".join(self.answers())
 
@@ -82,11 +94,10 @@ class StrongRegion:
 
     def answers(self) -> list[str]:
         """Each question about the region with its answer, as every list shows them."""
-        found = []
-        if self.lost is not None:
-            found.append(words.answer("full", self.lost, self.seen, self.unseen, self.measure))
-        if self.alone is not None:
-            found.append(words.answer("empty", self.alone, None, None, self.measure))
+        found = [
+            words.answer(context, value, self.seen, self.changed[context], self.measure)
+            for context, value in self.evidence.items()
+        ]
         if not found:
             found.append(f"{words.with_unit(self.value, self.measure)} on the map")
         if self.uncertain:
@@ -163,10 +174,7 @@ def regions_of_map(
     by itself, as for GradientPDA."""
     plain = _plain(values)
     speak_for, speak_against = (
-        [
-            StrongRegion(pixels, value, math.nan, None, None, None, False, measure)
-            for _, pixels, value in kind
-        ]
+        [StrongRegion(pixels, value, math.nan, {}, {}, False, measure) for _, pixels, value in kind]
         for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
     )
     return speak_for, speak_against
@@ -278,20 +286,13 @@ def _described(
 ) -> StrongRegion:
     """A region with the answer to each question that was asked about it."""
     prediction = evidence.reading.prediction(target)
-    answers: dict[str, float] = {}
-    unseen = None
-    for part in own:
-        answers[part.context] = float(part.differences(quantity)[example, number])
-        if part.context == "full":
-            unseen = float(prediction(part.scores)[example, number])
     deviation = float(np.std(spread, ddof=1)) if len(spread) > 1 else 0.0
     return StrongRegion(
         pixels=pixels,
         value=value,
         seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
-        unseen=unseen,
-        lost=answers.get("full"),
-        alone=answers.get("empty"),
+        evidence={part.context: float(part.differences(quantity)[example, number]) for part in own},
+        changed={part.context: float(prediction(part.scores)[example, number]) for part in own},
         uncertain=len(spread) > 1 and abs(float(np.mean(spread))) <= deviation,
         measure=evidence.measure,
     )

@@ -16,8 +16,6 @@ from captum_pda.regions.windows import is_integer
 #: About how many superpixels there are; one number or several.
 Granularities: TypeAlias = int | Sequence[int] | None
 
-#: The shorter side from which an image has superpixels by default.
-SMALLEST_SIDE = 64
 #: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
 COMPACTNESS = 0.1
 
@@ -103,8 +101,3 @@ def check_granularities(
             "sliding_window_shapes or scales for one dimension"
         )
     return tuple(int(number) for number in given)
-
-
-def has_superpixels(shape: tuple[int, ...]) -> bool:
-    """Whether an input of shape (N, C, *space) is divided into superpixels by default."""
-    return len(shape) >= 4 and min(shape[2:]) >= SMALLEST_SIDE

@@ -31,6 +31,7 @@ from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.report.block import Block
 from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import (
@@ -416,14 +417,14 @@ def _part_header(
     if not isinstance(measure, WeightOfEvidence):
         before = measure.value(reference.unsqueeze(1))
         gained = before - measure.value(scores)
-        known["values"] = _add_values(block, gained if part.context == "full" else -gained)
+        known["values"] = _add_values(block, gained if CONTEXTS[part.context].removes else -gained)
     if part.errors is not None:
         errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores).abs()
         known["errors"] = _add_values(block, errors)
     if part.depth != "input" or isinstance(evidence.prior, PriorOfFile):
         return known
     example = evidence.inputs[0][number].detach().cpu()
-    if part.context == "empty":
+    if CONTEXTS[part.context].starts_from_nothing:
         nothing = EmptyContext(evidence.prior).nothing_seen(example)
         known["nothing"] = block.add_bytes(jpeg(display.bytes(nothing), 85))
     elif _has_shapes(part, number):
@@ -527,7 +528,7 @@ def _on_photo(values: Any, space: tuple[int, ...]) -> Any:
 
 def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | None:
     """All evidence for an output, where the model was asked with nothing seen."""
-    empty = [part for part in evidence.parts if part.context == "empty"]
+    empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
     if not empty:
         return None
     total = float(evidence.total(column)[number])

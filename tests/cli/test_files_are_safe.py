@@ -13,6 +13,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,8 +198,8 @@ def test_the_hash_is_of_the_bytes_that_were_explained(monkeypatch: pytest.Monkey
     read: list[bytes] = []
     open_path = Path.open
 
-    def open_and_change(path: Path, mode: str = "r", *rest: object) -> object:
-        file = open_path(path, mode, *rest)
+    def open_and_change(path: Path, mode: str = "r", **rest: Any) -> object:
+        file = open_path(path, mode, **rest)
         if path.name == "cat.png" and mode == "rb":
             with file:
                 read.append(file.read())
