@@ -10,8 +10,9 @@ from tqdm.auto import tqdm
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 
-#: A run without a bar is said to be long from so many seconds on, once it was measured for one.
-LONG, MEASURED = 60.0, 1.0
+#: Where no bar is shown, a run of more than this many seconds is warned of, once its speed was
+#: measured for this many seconds.
+LONG_RUN_SECONDS, MEASURED_SECONDS = 60.0, 1.0
 
 #: Whether this process was told that a run is long; it needs to know only once.
 _was_told = False
@@ -64,7 +65,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             self._measured_from = now, self._n_done
             return None
         start, first = self._measured_from
-        if now - start < MEASURED or self._n_done <= first:
+        if now - start < MEASURED_SECONDS or self._n_done <= first:
             return None
         return (now - start) / (self._n_done - first) * self._n_passes
 
@@ -83,7 +84,7 @@ def costs(n_passes: int, seconds: float) -> str:
 
 def _warn_if_long(n_passes: int, seconds: float) -> None:
     global _was_told
-    if seconds <= LONG or _was_told:
+    if seconds <= LONG_RUN_SECONDS or _was_told:
         return
     _was_told = True
     warn_user(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import captum_pda
 from captum_pda import __version__
 
 ROOT = Path(__file__).parents[2]
