@@ -43,7 +43,7 @@ class EmptyContext:
             return blurred(example)
         if isinstance(self._prior, type) or not _has(self._prior, "nothing_seen"):
             raise TypeError(
-                f"prior={self._prior!r} is no object with a method nothing_seen(example), which "
+                f"prior={self._prior!r} has no method nothing_seen(example), which "
                 "gives the input with nothing seen to contexts 'empty' and 'both'; write it as "
                 "PatchPrior describes, use a GaussianPatchPrior, MarginalPrior or ConstantPrior, "
                 "or ask for context='full'"
