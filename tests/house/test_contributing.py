@@ -170,7 +170,7 @@ def test_a_context_is_added_as_the_page_says(names):
             torch.testing.assert_close(total, seen - odds[1][0])
             (speak_for, speak_against) = strongest_regions(evidence, 1)
             assert "on grey: " in str([*speak_for, *speak_against][0])
-        with pytest.raises(ValueError, match="choose one of 'full', .*'grey', 'both'"):
+        with pytest.raises(ValueError, match=r"choose one of 'full', .*'grey', 'both'"):
             EfficientPDA(model).attribute(image, 1, context="green")
     finally:
         CONTEXTS.pop("grey", None)

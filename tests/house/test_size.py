@@ -21,9 +21,9 @@ MOST_FILES, MOST_LINES = 115, 27_500
 CALLS = {
     "EfficientPDA.attribute, dense": (
         lambda model, image: EfficientPDA(model, engine="dense").attribute(image, target=1),
-        26,
+        28,
     ),
-    "PDA.evidence, dense": (lambda model, image: PDA(model, engine="dense").evidence(image), 31),
+    "PDA.evidence, dense": (lambda model, image: PDA(model, engine="dense").evidence(image), 32),
     "EfficientPDA.attribute, incremental": (
         lambda model, image: EfficientPDA(model, engine="incremental").attribute(image, target=1),
         45,
