@@ -24,7 +24,7 @@ from captum_pda.model.inputs import check_choice
 from captum_pda.model.outputs import ExplainedOutputs
 from captum_pda.priors.empty_context import blurred
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.regions.protocol import PlacedWindows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 from captum_pda.running.plan import Place
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import Sampling
@@ -43,6 +43,14 @@ BOX_SIDES = (1 / 8, 1 / 4, 1 / 2, 1)
 VALUES_AT_ONCE, MAX_KEPT_SCORES = 2**23, 2**26
 #: After this many copies some are compared with the dense engine again.
 COPIES_PER_AUDIT = 50
+
+
+class CommonDraws(Sampling):
+    """Samples of all sets of regions with the same random numbers."""
+
+    def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
+        """The same draws, whatever is hidden."""
+        return device_sync.generator_for((self.seed, 0), device)
 
 
 class Asker:
@@ -273,7 +281,8 @@ class AskedExample:
         place = _slices(low, shape)
         windows = PlacedWindows(tuple(hidden.shape), shape, low[None], hidden[place].unsqueeze(0))
         try:
-            fills = self._asker.place.drawn(self._values[0], windows, self._sampling("full"))
+            sampling = CommonDraws(self._sampling("full").n_samples, self._sampling("full").seed)
+            fills = self._asker.place.drawn(self._values[0], windows, sampling)
         except (TypeError, ValueError) as error:
             prior = type(self._asker.place.prior).__name__
             raise type(error)(
