@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 
@@ -42,6 +43,8 @@ class FeatureMaskRegions:
         self.space = tuple(mask.shape[1:])
         #: The region of each pixel, counted in the order of ``labels``, (1 or N, *space).
         self.numbers = numbers.reshape(mask.shape)
+        #: Labels that the mask of another tensor has too.
+        self.shared: frozenset[int] = frozenset()
         self._last: tuple[int, tuple[PlacedWindows, ...], tuple[Integers, ...]] | None = None
 
     @classmethod
@@ -49,7 +52,7 @@ class FeatureMaskRegions:
         """Regions as they were, with labels that perhaps no pixel of these examples has."""
         regions = cls.__new__(cls)
         regions.labels, regions.space = labels, tuple(numbers.shape[1:])
-        regions.numbers, regions._last = numbers, None
+        regions.numbers, regions.shared, regions._last = numbers, frozenset(), None
         return regions
 
     def __repr__(self) -> str:
@@ -144,6 +147,14 @@ class FeatureMaskRegions:
                 )
             )
         return tuple(groups), members
+
+
+def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
+    """Let regions of several tensors know which of their labels the others have too: as in Captum,
+    these are one feature, which is hidden in all tensors at once."""
+    counts = Counter(label for regions in masks for label in regions.labels)
+    for regions in masks:
+        regions.shared = frozenset(label for label in regions.labels if counts[label] > 1)
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
-from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport
+from captum_pda.engines import Audit, BatchLoop, BatchSize, DenseEngine, EngineReport
 from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance
+from captum_pda.engines.batches import Rows
+from captum_pda.engines.protocol import Advance, Read
 from captum_pda.fingerprints import weights_checksum
+from captum_pda.model.call import ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
+from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import Plan, groups
+from captum_pda.running.plan import Place, Plan, groups, shared_labels
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
@@ -129,6 +134,7 @@ class Run:
             for example in examples
             for chunk in self._chunks(number, example, rows[number])
         )
+        total += len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
         with ProgressBar(total, self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
                 place = parts[numbers[0]].place
@@ -148,6 +154,41 @@ class Run:
                     self.audits.append(audit)
                     if not audit.agrees:
                         return
+            for example in examples:
+                self._run_shared(example, batch_sizes, bar.update)
+
+    def _own_shared(self) -> list[int]:
+        """This rank's share of the features that masks of several tensors have in common."""
+        labels = {label for part in self.plan.parts for label in shared_labels(part)}
+        return sorted(labels)[self.ranks.rank :: self.ranks.count]
+
+    def _run_shared(
+        self, example: int, batch_sizes: dict[Place, BatchSize], advance: Advance
+    ) -> None:
+        """Run features that masks of several tensors share, hidden in all of them at once."""
+        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
+        labels, n_samples = self._own_shared(), self.sampling.n_samples
+        if not labels:
+            return
+        place, explained = parts[0][1].place, self.plan.explained
+        call = cast(ModelCall, place.call)
+        read = explained.for_example(example)
+        loop = BatchLoop(batch_sizes[place], parts[0][1].values[:1])
+        at_once = max(1, loop.at_once // n_samples)
+        for some in (labels[start : start + at_once] for start in range(0, len(labels), at_once)):
+            copies = {
+                part.tensor: part.without(example, some, replace(self.sampling, part=number))
+                for number, part in parts
+            }
+            run_batch = partial(_scores_of_rows, call, read, example, copies)
+            scores = loop.run(len(some) * n_samples, run_batch, advance)
+            samples = scores.reshape(len(some), n_samples, -1).transpose(0, 1)
+            for number, part in parts:
+                own_labels = cast(FeatureMaskRegions, part.regions).labels
+                here = [n for n, label in enumerate(some) if label in own_labels]
+                members = [own_labels.index(some[n]) for n in here]
+                found = RegionScores.of(samples[:, here], explained.kind, self.sampling.keep_errors)
+                self.known[number].put(example, torch.tensor(members, device=scores.device), found)
 
     def _run_example(
         self,
@@ -205,7 +246,16 @@ class Run:
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
             in_batch=max(1, rows_in_batch // n_samples),
             ranks=self.ranks,
+            left_out=shared_labels(part),
         )
+
+
+def _scores_of_rows(
+    call: ModelCall, read: Read, example: int, copies: Mapping[int, Tensor], rows: Rows
+) -> Tensor:
+    """The scores of some copies of an example whose tensors are changed together."""
+    chosen = torch.from_numpy(rows)
+    return read(call.with_copies(example, {n: own[chosen] for n, own in copies.items()}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +285,7 @@ def rank_chunks(
     at_once: int,
     in_batch: int,
     ranks: Ranks,
+    left_out: frozenset[int] = frozenset(),
 ) -> list[Chunk]:
     """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
@@ -247,10 +298,19 @@ def rank_chunks(
         at_once: how many regions an engine is given at once.
         in_batch: how many of these it runs in a batch.
         ranks: the processes that share the regions.
+        left_out: labels of a mask whose regions are run elsewhere.
     """
+    groups_of_boxes = list(zip(regions.boxes(example), regions.members(example), strict=True))
+    if left_out:
+        labels = np.array(cast(FeatureMaskRegions, regions).labels)
+        kept = [
+            (windows, members, np.flatnonzero(~np.isin(labels[members], list(left_out))))
+            for windows, members in groups_of_boxes
+        ]
+        groups_of_boxes = [(windows.pick(own), members[own]) for windows, members, own in kept]
     chunks = [
         Chunk(windows[start:stop], members[start:stop], _blocks(stop - start, at_once))
-        for windows, members in zip(regions.boxes(example), regions.members(example), strict=True)
+        for windows, members in groups_of_boxes
         for start, stop in fill_chunks(windows, values_per_pixel)
     ]
     if ranks.count > 1:
