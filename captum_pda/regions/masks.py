@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,6 +156,20 @@ def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
     counts = Counter(label for regions in masks for label in regions.labels)
     for regions in masks:
         regions.shared = frozenset(label for label in regions.labels if counts[label] > 1)
+
+
+def sum_shared(masks: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """Give the parts of a shared feature in several tensors the sum of their values (N, W)."""
+    totals: dict[int, Tensor] = {}
+    places = [
+        (own, regions.labels.index(label), label)
+        for regions, own in zip(masks, values, strict=True)
+        for label in getattr(regions, "shared", ())
+    ]
+    for own, number, label in places:
+        totals[label] = totals.get(label, torch.zeros_like(own[:, number])) + own[:, number]
+    for own, number, label in places:
+        own[:, number] = totals[label]
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:
