@@ -91,6 +91,7 @@ class Explanation:
         measure: what the maps are measured in.
         labels: the names of classes, or of a detector's boxes.
         evidence: the evidence of every window for every class; None for "gradient".
+        decided: which regions decide between the answer and the class that was expected.
     """
 
     image: Tensor
@@ -100,6 +101,7 @@ class Explanation:
     measure: Measure
     labels: Sequence[str]
     evidence: WindowEvidence | None = None
+    decided: tuple[str, ...] = ()
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -113,6 +115,11 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(
             "--superpixels are regions of the photo, and --method layer hides places of a feature "
             "map; leave them out, or choose another method"
+        )
+    if getattr(options, "expected", None) and options.method in ("gradient", "layer"):
+        raise UsageError(
+            f"--expected hides several regions of the photo at once, and --method {options.method} "
+            "hides none; choose another method"
         )
     if options.html and options.method == "gradient":
         raise UsageError(
@@ -149,6 +156,8 @@ def named_classes(
 ) -> tuple[list[int] | None, tuple[int, int] | None]:
     """The classes that were named (None where none was), and the two to tell apart."""
     pair = None
+    if getattr(options, "expected", None):
+        find_class(options.expected, labels, "--expected")  # refuses unknown names
     if options.contrast:
         first, second = (find_class(name, labels, "--contrast") for name in options.contrast)
         if first == second:
@@ -228,6 +237,7 @@ class PhotoExplainer:
             "targets": options.target,
             "classes": self._n_top,
             "contrast": options.contrast,
+            "expected": getattr(options, "expected", None),
             "regions": LISTED_REGIONS,
             "engine": self.engine if options.method in WITH_ENGINE else None,
         }
@@ -264,8 +274,25 @@ class PhotoExplainer:
         evidence = self.evidence(image)
         answers = [self._from_evidence(evidence, classes) for classes in asked]
         words = f"{name}, {parts_in_words(evidence)}"
+        decided = self._decided(evidence)
         labels = self.classifier.labels
-        return Explanation(image, predictions, answers, words, measure, labels, evidence)
+        return Explanation(image, predictions, answers, words, measure, labels, evidence, decided)
+
+    def _decided(self, evidence: WindowEvidence) -> tuple[str, ...]:
+        """Which regions are enough for the answer, and which must go for the expected class."""
+        if not getattr(self.options, "expected", None):
+            return ()
+        labels = self.classifier.labels
+        expected = find_class(self.options.expected, labels, "--expected")
+        top = evidence.top()
+        if expected == top:
+            return (f"{labels[expected]} is the answer with everything seen: nothing must go",)
+        enough = evidence.sufficient(top, n=1, show_progress=self.show_progress)
+        needed = evidence.necessary(top, expected, show_progress=self.show_progress)
+        lines = [part.described(labels) for part in enough]
+        if needed is None:
+            return (*lines, f"hiding regions did not make it say {labels[expected]}")
+        return (*lines, needed.described(labels))
 
     def _explain_boxes(self, image: Tensor, detector: Detector) -> Explanation:
         """Explain the boxes that a detector finds, each as an output of a model of matches."""
@@ -383,6 +410,7 @@ def parts_in_words(evidence: WindowEvidence) -> str:
     words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
     contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
     if contexts != ["full"]:
-        words.append("both contexts" if len(contexts) > 1 else f"{contexts[0]} context")
+        several = "both contexts" if len(contexts) == 2 else f"{len(contexts)} contexts"
+        words.append(several if len(contexts) > 1 else f"{contexts[0]} context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])

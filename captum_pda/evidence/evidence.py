@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from captum_pda.evidence.together import (
+        Coalitions,
+        DecidingPart,
+        Interactions,
+        RegionGame,
+        WhichRegions,
+    )
+
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -94,9 +102,11 @@ class EvidencePart:
     Args:
         tensor: the number of the input tensor that they lie in.
         regions: where they lie.
-        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
+        context: "full" (all else was seen), "empty" (nothing else was seen) or "random" (random
+            other regions were seen).
         reading: how scores become evidence.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
+            Among random others, those with half of the regions seen.
         scores: the same with each region changed, (N, W, columns).
         drawn: how many contents of each region the model has seen, (N, W).
         errors: the standard errors of ``scores``, where there were several samples.
@@ -460,7 +470,7 @@ class WindowEvidence:
         )
 
     def in_context(self, context: str) -> WindowEvidence:
-        """The evidence in the "full" or the "empty" context alone."""
+        """The evidence in the "full", the "empty" or the "random" context alone."""
         found = self._listed(part.context for part in self.parts)
         return self._only(lambda part: part.context == context, f"context {context!r}; has {found}")
 
@@ -516,6 +526,145 @@ class WindowEvidence:
             without the strongest 15%: 95% -> 3.1%; with only these: 91%
         """
         return self_test(self, target, example)
+
+    def coalitions(
+        self, target: TargetType = None, regions: WhichRegions = 15, example: int | None = None
+    ) -> Coalitions:
+        """Some regions, to ask what the model says with any set of them hidden.
+
+        Args:
+            target: the output whose map says which regions are the strongest.
+            regions: how many of the strongest, of about a 25th of the input each; or the numbers of
+                some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
+                regions of another size.
+            example: which one, where the evidence is of several.
+
+        Example::
+
+            >>> coalitions = evidence.coalitions(husky, regions=3)
+            >>> coalitions.ask([[True, False, False], [True, True, False]])     # True is hidden
+        """
+        from captum_pda.evidence.together import coalitions_of
+
+        return coalitions_of(self, target, regions, example)
+
+    def interactions(
+        self,
+        target: TargetType = None,
+        regions: WhichRegions = 15,
+        example: int | None = None,
+        show_progress: bool = False,
+    ) -> Interactions:
+        """What pairs of regions say together: I(a, b) = R(a and b) - R(a) - R(b), in bits.
+
+        R is what is lost without regions. Positive: each covers for the other. Negative: they
+        speak only together. n regions take n (n + 1) / 2 passes, 120 for 15; times the samples of
+        SampledPDA, which give standard errors. Every output is answered by the same passes.
+
+        Args:
+            target, regions, example: as in ``coalitions``.
+            show_progress: whether a bar says how many passes there are, and how long they take.
+
+        Example::
+
+            >>> print(evidence.interactions(husky))
+            0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
+        """
+        from captum_pda.evidence.together import interactions
+
+        return interactions(self, target, regions, example, show_progress)
+
+    def sufficient(
+        self,
+        target: TargetType = None,
+        n: int = 3,
+        at_least: float | None = None,
+        regions: WhichRegions = None,
+        example: int | None = None,
+        max_passes: int = 100,
+        show_progress: bool = False,
+    ) -> list[DecidingPart]:
+        """Few regions that keep the answer by themselves, and further ones that do so too.
+
+        Only these regions are seen, in the input with nothing else seen. The regions are taken in
+        the order of the map until the answer is kept, and those that are not needed are left out.
+        A part is minimal: without any single region of it the answer is not kept. That there is
+        no smaller part is not proven. Further parts have no region of an earlier one.
+
+        Args:
+            target: the class; without one, the class that is first.
+            n: how many parts at most.
+            at_least: the probability (or raw output) to keep; without one the class is to be first.
+            regions: as in ``coalitions``; without them all regions of about a 60th of the input.
+            example: which one, where the evidence is of several.
+            max_passes: how many sets of regions are asked at most, each by one pass (in
+                ``necessary`` by one for each sample). A part that is not minimal by then says so.
+            show_progress: whether to show a progress bar.
+
+        Returns:
+            The parts; none if even all regions of the order do not keep the answer.
+        """
+        from captum_pda.evidence.together import sufficient_parts
+
+        return sufficient_parts(
+            self, target, n, at_least, regions, example, max_passes, show_progress
+        )
+
+    def necessary(
+        self,
+        target: TargetType = None,
+        expected: TargetType = None,
+        below: float | None = None,
+        regions: WhichRegions = None,
+        example: int | None = None,
+        max_passes: int = 100,
+        show_progress: bool = False,
+    ) -> DecidingPart | None:
+        """Few regions whose removal changes the answer, and to which class.
+
+        They are replaced by what the prior expects given all that is seen. The search is that of
+        ``sufficient``, and the part is minimal in the same sense.
+
+        Args:
+            target: the class; without one, the class that is first.
+            expected: the class that is to become first; without one any other will do.
+            below: the probability (or raw output) of the target to come under, instead.
+            regions, example, max_passes, show_progress: as in ``sufficient``.
+
+        Returns:
+            The part; None if the answer did not change.
+        """
+        from captum_pda.evidence.together import necessary_part
+
+        return necessary_part(
+            self, target, expected, below, regions, example, max_passes, show_progress
+        )
+
+    def as_game(
+        self,
+        target: TargetType = None,
+        regions: WhichRegions = 12,
+        context: str = "full",
+        example: int | None = None,
+        show_progress: bool = False,
+    ) -> RegionGame:
+        """The regions as players of a cooperative game, for shapiq and the like.
+
+        Args:
+            target, regions, example: as in ``coalitions``.
+            context: "full" (absent players are filled given all else) or "empty" (only the present
+                players are seen).
+            show_progress: whether each call shows a progress bar.
+
+        Example::
+
+            >>> game = evidence.as_game(husky, regions=12)
+            >>> game([[1] * 12, [0] * 12])                # bits with all of them, and with none
+        """
+        from captum_pda.evidence.together import RegionGame, coalitions_of
+
+        game = coalitions_of(self, target, regions, example)
+        return RegionGame(game, target, context, show_progress)
 
     def checked_example(self, example: int | None) -> int:
         """The number of one example of one input tensor; with a single example, None is it."""

@@ -139,7 +139,7 @@ def strongest_regions(
         quantity = evidence.reading.rather(target, rather_than)
         map_ = evidence.contrast(target, rather_than)
     whole = map_[0] if isinstance(map_, tuple) else cast(Tensor, map_)
-    values = _plain(whole[example, 0])
+    values = plain_values(whole[example, 0])
     of_input = [part for part in evidence.parts if part.depth == "input"]
     parts = of_input or list(evidence.parts)
     space = values.shape
@@ -172,7 +172,7 @@ def regions_of_map(
 ) -> tuple[list[StrongRegion], list[StrongRegion]]:
     """The regions in which a map (*space) is strongest, for and against, where no region was asked
     by itself, as for GradientPDA."""
-    plain = _plain(values)
+    plain = plain_values(values)
     speak_for, speak_against = (
         [StrongRegion(pixels, value, math.nan, {}, {}, False, measure) for _, pixels, value in kind]
         for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
@@ -185,7 +185,7 @@ def _strongest_in(
 ) -> tuple[list[tuple[int, Pixels, float]], list[tuple[int, Pixels, float]]]:
     """The regions with the highest and the lowest means of a map, which do not overlap: number,
     pixels and mean of each."""
-    numbers, means = _means_inside(regions, example, values)
+    numbers, means = means_inside(regions, example, values)
     chosen: tuple[list[tuple[int, Pixels, float]], ...] = ([], [])
     taken = np.zeros(values.shape, dtype=np.bool_)
     for place in np.argsort(-np.abs(means), kind="stable"):
@@ -195,15 +195,17 @@ def _strongest_in(
         if is_weak or all(len(each) == n for each in chosen):
             break
         if len(kind) < n:
-            pixels = _pixels_of(regions, example, number, values.shape)
+            pixels = pixels_of(regions, example, number, values.shape)
             if not (taken & pixels).any():
                 taken |= pixels
                 kind.append((number, pixels, mean))
     return chosen[0], chosen[1]
 
 
-def listed_regions(kinds: Sequence[Regions], example: int = 0) -> Regions:
-    """Of several sizes of regions, the one whose regions are nearest to a 25th of the input."""
+def listed_regions(
+    kinds: Sequence[Regions], example: int = 0, wanted: float = REGION_SHARE
+) -> Regions:
+    """Of several sizes of regions, the one whose regions are nearest to a share of the input."""
 
     def distance(regions: Regions) -> float:
         groups = [windows for windows in regions.boxes(example) if len(windows)]
@@ -214,12 +216,12 @@ def listed_regions(kinds: Sequence[Regions], example: int = 0) -> Regions:
             for windows in groups
         )
         share = total / sum(map(len, groups)) / math.prod(regions.space)
-        return abs(math.log(share / REGION_SHARE))
+        return abs(math.log(share / wanted))
 
     return min(dict.fromkeys(kinds), key=distance)
 
 
-def _means_inside(
+def means_inside(
     regions: Regions, example: int, values: Floats
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """The numbers of an example's regions, and the mean of a map (*space) inside each."""
@@ -245,7 +247,7 @@ def _means_inside(
     return np.concatenate(numbers), np.concatenate(means)
 
 
-def _pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
+def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
     """The pixels of a region, (*space); those of a region of a feature map are the pixels of the
     input that it covers."""
     pixels = np.zeros(regions.space, dtype=np.bool_)
@@ -302,7 +304,7 @@ def _standardised_maps(
     parts: Sequence[EvidencePart], quantity: Quantity, example: int, space: tuple[int, ...]
 ) -> list[Floats]:
     """The map of each size and context, divided by its standard deviation over the pixels."""
-    maps = [_plain(part.map(part.differences(quantity), space)[example]) for part in parts]
+    maps = [plain_values(part.map(part.differences(quantity), space)[example]) for part in parts]
     spreads = [float(values.std()) for values in maps]
     # A map of one region is flat, and the rounding in its mean is no spread.
     flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
@@ -312,7 +314,8 @@ def _standardised_maps(
     ]
 
 
-def _plain(values: Tensor) -> Floats:
+def plain_values(values: Tensor) -> Floats:
+    """Values as doubles, with 0 for those that are not finite."""
     plain: Floats = (
         torch.nan_to_num(in_double(values.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
     )

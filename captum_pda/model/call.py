@@ -15,6 +15,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import format_additional_forward_args
+from captum_pda._torch import without_compiling
 from captum_pda.errors import BatchDimensionError, warn_user
 from captum_pda.model.evaluation_mode import (
     RandomState,
@@ -417,13 +418,18 @@ class ModelCall:
         return run_in_batches(self._call, arguments, self._is_row, self._only)
 
     def _call(self, *arguments: Any) -> Any:
-        """Call the model; what it draws does not move the user's random numbers."""
+        """Call the model; what it draws does not move the user's random numbers.
+
+        Nothing is compiled for an explanation: that takes a minute for each new batch size.
+        """
         if self._own_random is None:
-            return self.forward_func(*arguments)
+            with without_compiling():
+                return self.forward_func(*arguments)
         users = random_state()
         set_random_state(self._own_random)
         try:
-            return self.forward_func(*arguments)
+            with without_compiling():
+                return self.forward_func(*arguments)
         finally:
             self._own_random = random_state()
             set_random_state(users)

@@ -61,13 +61,10 @@ def _slic(image: Tensor, granularity: int) -> Tensor:
     # Slow to import, and not needed by windows.
     from skimage.segmentation import slic
 
-    values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
-    space = tuple(range(1, values.ndim))
-    low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))
-    stretched = np.moveaxis((values - low) / np.where(high > low, high - low, 1), 0, -1)
-    is_colour = stretched.shape[-1] == 3 and stretched.ndim == 3
+    values = stretched(image, to_lab=False)
+    is_colour = values.shape[-1] == 3 and values.ndim == 3
     labels = slic(
-        stretched,
+        values,
         n_segments=granularity,
         compactness=100 * COMPACTNESS if is_colour else COMPACTNESS,
         sigma=1,
@@ -76,6 +73,20 @@ def _slic(image: Tensor, granularity: int) -> Tensor:
         channel_axis=-1,
     )
     return torch.from_numpy(labels.astype(np.int64))
+
+
+def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:
+    """An image (C, *space) with each channel from 0 to 1, (*space, C); three channels of an image
+    are taken as red, green and blue and become Lab from -1 to 1."""
+    from skimage.color import rgb2lab
+
+    values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
+    space = tuple(range(1, values.ndim))
+    low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))
+    values = np.moveaxis((values - low) / np.where(high > low, high - low, 1), 0, -1)
+    if to_lab and values.shape[-1] == 3 and values.ndim == 3:
+        values = rgb2lab(values) / 100
+    return values
 
 
 def check_granularities(

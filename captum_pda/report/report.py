@@ -26,6 +26,7 @@ from captum_pda.evidence.strongest import (
     listed_regions,
     strongest_regions,
 )
+from captum_pda.evidence.together import Interactions
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
@@ -42,12 +43,13 @@ from captum_pda.report.pictures import (
     photo_file,
     thumbnail,
 )
+from captum_pda.report.together import together_header
 from captum_pda.visualization.drawing import AGAINST, FOR
 
 PAGE = Page(
     "Evidence",
     "report.html",
-    ("base.css", "report.css"),
+    ("base.css", "report.css", "together.css"),
     (
         "block.js",
         "elements.js",
@@ -59,6 +61,7 @@ PAGE = Page(
         "picture.js",
         "detail.js",
         "test.js",
+        "together.js",
         "tables.js",
         "controls.js",
         "save.js",
@@ -136,6 +139,7 @@ def write_report(
     options: ReportOptions | None = None,
     example: int | None = None,
     test: SelfTest | bool = True,
+    interactions: Interactions | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -157,6 +161,8 @@ def write_report(
         example: which example of several; the same as ``ReportOptions(example=...)``.
         test: the test of the map that is shown at first; True makes it, with about 40 passes for
             each method, where the evidence has a model to ask, and False leaves it out.
+        interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
+            which a region can be chosen to see its partners.
 
     Returns:
         The path.
@@ -177,7 +183,7 @@ def write_report(
                 f"example={example} and ReportOptions(example={options.example}) differ; give one"
             )
         options = replace(options, example=example)
-    write_whole(path, report_page(methods, photo, options, test=test))
+    write_whole(path, report_page(methods, photo, options, test=test, interactions=interactions))
     return path
 
 
@@ -219,6 +225,7 @@ def report_page(
     options: ReportOptions,
     *,
     test: SelfTest | bool = True,
+    interactions: Interactions | None = None,
 ) -> bytes:
     """The page itself, of evidence by one or several named methods."""
     number, first = _check(methods, options.example)
@@ -248,6 +255,7 @@ def report_page(
         "colours": {"for": FOR, "against": AGAINST},
         "listed": {"count": N_LISTED, "least_share": LEAST_SHARE},
         "methods": shown,
+        "together": together_header(block, interactions, first, number, photo.labels),
         "settings": settings_rows(_settings(first, values, options.settings)),
     }
     small = Block()
@@ -427,10 +435,10 @@ def _part_header(
     if CONTEXTS[part.context].starts_from_nothing:
         nothing = EmptyContext(evidence.prior).nothing_seen(example)
         known["nothing"] = block.add_bytes(jpeg(display.bytes(nothing), 85))
-    elif _has_shapes(part, number):
+    elif part.context == "full" and _has_shapes(part, number):
         filled = filled_photo(part, example, number, evidence.prior)
         known["filled"] = block.add_bytes(jpeg(display.bytes(filled), 85))
-    else:
+    elif part.context == "full":
         sheet, tile, in_row = fills_sprite(part, example, number, evidence.prior)
         image = block.add_bytes(jpeg(display.bytes(sheet), 85))
         known["fills"] = {"image": image, "tile": list(tile), "columns": in_row}

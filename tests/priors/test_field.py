@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import sparse
 from scipy.fft import idctn
 from torch.utils.data import DataLoader
 
@@ -28,6 +29,7 @@ from captum_pda import (
 )
 from captum_pda.priors import EmptyContext, prior_for, prior_settings
 from captum_pda.regions.protocol import PlacedWindows
+from captum_pda.running.sampling import Sampling
 
 #: Correlation length and smoothness of fields; None has no fit.
 FIELDS = [None, (6.0, 1e-3), (3.0, 1.5), (1e4, 1e3), (0.1, 1e-3)]
@@ -100,6 +102,40 @@ def test_the_mean_of_any_region_is_that_of_the_dense_field(shape, lengths, dtype
             np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed)
 
 
+def large_region(kind, space):
+    """Most pixels of an image: all but a disc, all but scattered ones, stripes."""
+    rows, columns = np.indices(space)
+    if kind == "around a disc":
+        return (rows - 50) ** 2 + (columns - 90) ** 2 > 20**2
+    if kind == "scattered":
+        return np.random.default_rng(0).random(space) < 0.8
+    return (rows + 2 * columns) % 31 < 22
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["around a disc", "scattered", "stripes"])
+def test_a_large_region_is_filled_as_by_a_direct_solution(kind, dtype):
+    space = (121, 128)
+    image, region = make_images(1, 2, *space)[0].to(dtype), large_region(kind, space)
+    lines = [sparse.diags([-np.ones(n - 1), np.ones(n - 1)], [0, 1], (n - 1, n)) for n in space]
+    along = [
+        sparse.kron(lines[0], sparse.eye(space[1])),
+        sparse.kron(sparse.eye(space[0]), lines[1]),
+    ]
+    laplacian = sum(steps.T @ steps for steps in along).tocsc()
+    hidden, values = region.reshape(-1), image.double().numpy().reshape(2, -1)
+    right = -laplacian[hidden][:, ~hidden] @ values[:, ~hidden].T
+    expected = sparse.linalg.spsolve(laplacian[hidden][:, hidden], right).T
+    mask = torch.from_numpy(region)
+    windows = PlacedWindows(space, space, np.zeros((2, 2), int), mask.expand(2, *space))
+    filled = GaussianFieldPrior().conditional_mean(image, windows)[..., mask]
+    allowed = {torch.float64: 1e-8, torch.float32: 1e-4}[dtype] * float(image.max() - image.min())
+    for found in filled.double().numpy():
+        np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
+    noise = torch.where(mask, torch.rand_like(image), image)
+    assert torch.equal(GaussianFieldPrior().conditional_mean(noise, windows)[..., mask], filled)
+
+
 @pytest.mark.parametrize("shape", [(100, 6, 7), (2, 1), (2, 1, 1), (1, 1, 5), (1, 2, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_many_channels_tiny_inputs_and_half_precision(shape, dtype):
@@ -161,6 +197,16 @@ def test_it_is_the_default_prior_and_blurs_where_nothing_is_seen():
         expected = EmptyContext(None).seen_alone(image, windows)
         assert torch.equal(contents, expected[1])
         assert np.array_equal(boxes.corner_array, expected[0].corner_array)
+
+
+def test_nan_is_filled_where_it_is_hidden_and_refused_where_it_is_seen():
+    image, window = make_images(1, 2, 9, 9)[0], WindowGrid((9, 9), (3, 3), (3, 3)).pick([4])
+    expected = GaussianFieldPrior().conditional_mean(image, window)
+    image[0, 4, 4] = math.nan
+    assert torch.equal(GaussianFieldPrior().conditional_mean(image, window), expected)
+    image[0, 4, 2] = math.nan
+    with pytest.raises(ValueError, match="replace them first"):
+        GaussianFieldPrior().conditional_mean(image, window)
 
 
 def test_another_number_of_channels_is_refused():
@@ -360,6 +406,18 @@ def test_samples_follow_the_generator_and_not_the_global_one():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_regions_of_any_labels_have_noise_of_their_own():
+    """A part of one group of boxes may begin with the number of another group."""
+    labels = torch.tensor([[0] * 2 + [1] * 12 + [2] * 2] * 3)
+    sampling = Sampling(2, seed=1)
+    draws = [
+        torch.rand(4, generator=sampling.generator(boxes[n : n + 1], torch.device("cpu")))
+        for boxes in FeatureMaskRegions(labels[None]).boxes(0)
+        for n in range(len(boxes))
+    ]
+    assert len(torch.stack(draws).unique(dim=0)) == len(labels.unique())
+
+
 @pytest.mark.parametrize("regions", [{"sliding_window_shapes": 5}, {"superpixels": 6}])
 def test_draws_do_not_depend_on_the_batch_size_or_on_batch_mates(regions):
     images = make_images(2, 3, 20, 21)
@@ -418,7 +476,20 @@ def test_a_fit_recovers_the_field_that_images_were_drawn_from(space, length, smo
         prior.colour_covariance, torch.from_numpy(COLOURS), rtol=0.1, atol=0.05
     )
     torch.testing.assert_close(prior.mean, torch.from_numpy(MEAN), rtol=0.1, atol=0.5)
-    assert f"{prior}".startswith("GaussianFieldPrior(correlation_length=")
+    assert prior.correlation_distance > prior.correlation_length
+    assert f"over {prior.correlation_distance:.3g} pixels" in repr(prior)
+
+
+def test_a_fit_to_very_smooth_images_tells_over_how_many_pixels_they_are_correlated():
+    """Of l and b only the product counts there, and either may end at its bound."""
+    images = simulated(20, (40, 40), 2.0, 50.0, COLOURS, MEAN, 0)
+    prior = GaussianFieldPrior().fit(images)
+    assert prior.correlation_distance == pytest.approx(math.sqrt(2.0 * 50.0), rel=0.15)
+    # The eigenvalue at that distance has half the power of the eigenvalue 0.
+    v = prior.correlation_distance**-2
+    assert v + (prior.smoothness * v) ** 2 == pytest.approx(prior.correlation_length**-2)
+    rough = make_field((7.0, 0.0), 1)
+    assert rough.correlation_distance == 7.0
 
 
 def test_a_fit_to_images_of_neighbours_alike_is_not_smooth():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxes import Boxed, Postponed, Span
-from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
 
 @rule("permute", aliases=True)
-def permute(state: PassState, func: Callable[..., Tensor], x: Boxed, *dims: Any) -> Boxed:
+def permute(state: PassState, func: Function, x: Boxed, *dims: Any) -> Boxed:
     """The dimensions in another order; the batch stays first."""
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     order = [dim % len(x.shape) for dim in order]
@@ -28,9 +27,7 @@ def permute(state: PassState, func: Callable[..., Tensor], x: Boxed, *dims: Any)
 
 
 @rule("transpose swapaxes swapdims", aliases=True)
-def transpose(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, dim0: int, dim1: int
-) -> Boxed:
+def transpose(state: PassState, func: Function, x: Boxed, dim0: int, dim1: int) -> Boxed:
     """Two dimensions exchanged."""
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
@@ -38,9 +35,7 @@ def transpose(
 
 
 @rule("movedim moveaxis", aliases=True)
-def movedim(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, source: Any, target: Any
-) -> Boxed:
+def movedim(state: PassState, func: Function, x: Boxed, source: Any, target: Any) -> Boxed:
     """Dimensions moved elsewhere."""
     order = torch.empty(tuple(range(len(x.shape))), device="meta")
     moved = torch.movedim(order, source, target)
@@ -48,7 +43,7 @@ def movedim(
 
 
 @rule("view reshape", aliases=True)
-def reshape(state: PassState, func: Callable[..., Tensor], x: Boxed, *shape: Any) -> Boxed:
+def reshape(state: PassState, func: Function, x: Boxed, *shape: Any) -> Boxed:
     """Channels split or merged, with batch and space as they are."""
     wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if isinstance(wanted, torch.dtype):
@@ -59,7 +54,7 @@ def reshape(state: PassState, func: Callable[..., Tensor], x: Boxed, *shape: Any
 
 @rule("flatten", aliases=True)
 def flatten(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, start_dim: int = 0, end_dim: int = -1
+    state: PassState, func: Function, x: Boxed, start_dim: int = 0, end_dim: int = -1
 ) -> Boxed:
     """Dimensions merged, as long as these are only channels."""
     sizes = list(torch.empty(x.shape, device="meta").flatten(start_dim, end_dim).shape)
@@ -67,7 +62,7 @@ def flatten(
 
 
 @rule("unsqueeze", aliases=True)
-def unsqueeze(state: PassState, func: Callable[..., Tensor], x: Boxed, dim: int) -> Boxed:
+def unsqueeze(state: PassState, func: Function, x: Boxed, dim: int) -> Boxed:
     """A new dimension of one."""
     sizes = list(torch.empty(x.shape, device="meta").unsqueeze(dim).shape)
     return _regroup(state, x, sizes)
@@ -90,7 +85,7 @@ def _regroup(state: PassState, x: Boxed, sizes: list[int]) -> Boxed:
 
 
 @rule("chunk split split_with_sizes tensor_split", aliases=True)
-def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim: int = 0) -> Any:
+def split(state: PassState, func: Function, x: Boxed, sizes: Any, dim: int = 0) -> Any:
     """The channels in parts (``chunk``, ``split`` and the like)."""
     if dim % len(x.shape) in (0, *x.space):
         raise NoRule("it splits copies or places")
@@ -100,7 +95,7 @@ def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim:
 
 
 @rule("__getitem__", aliases=True)
-def index(state: PassState, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
+def index(state: PassState, func: Function, x: Boxed, key: Any) -> Boxed:
     """Some channels: ``x[:, 3]``, ``x[:, :8]`` and the like."""
     keys = list(key) if isinstance(key, tuple) else [key]
     plain = (isinstance(part, int | slice) or part is Ellipsis for part in keys)
@@ -138,7 +133,7 @@ class PostponedPadding(Postponed):
 @rule("pad")
 def pad(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     pad: Any,
     mode: str = "constant",
@@ -149,47 +144,31 @@ def pad(
         raise NoRule(f"its mode is {mode!r}")
     amounts = list(pad)
     n_dims = len(x.shape)
-    pairs = dict(
-        zip(range(n_dims - 1, -1, -1), zip(amounts[::2], amounts[1::2], strict=True), strict=False)
-    )
-    if min(amounts, default=0) < 0 or pairs.get(0, (0, 0)) != (0, 0):
+    # PyTorch gives the last dimension first.
+    pairs = dict.fromkeys(range(n_dims), (0, 0))
+    for number, pair in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        pairs[n_dims - 1 - number] = pair
+    if min(amounts, default=0) < 0 or pairs[0] != (0, 0):
         raise NoRule("it cuts the map")
-    if x.is_whole:
-        return _pad_whole(state, func, x, pairs, (pad, mode, value))
-    channels = [pairs.get(axis, (0, 0)) for axis in range(n_dims - 1, -1, -1)]
-    spans = x.spans
-    for number, axis in enumerate(x.space):
-        before, after = pairs.get(axis, (0, 0))
-        channels[n_dims - 1 - axis] = (0, 0)
-        moved = spans[number].moved(before, spans[number].size + before + after)
-        spans = (*spans[:number], moved, *spans[number + 1 :])
-    values = x.values
-    if any(pair != (0, 0) for pair in channels):
-        values = F.pad(values, [amount for pair in channels for amount in pair], mode, value)
-    return Boxed(values, spans, state.base(func, x.base, pad, mode, value), x.space)
-
-
-def _pad_whole(
-    state: PassState,
-    func: Callable[..., Tensor],
-    x: Boxed,
-    pairs: dict[int, tuple[int, int]],
-    arguments: tuple[Any, ...],
-) -> Boxed:
-    """Put a constant around maps that are held in full."""
-    amounts = tuple(pairs.get(axis, (0, 0)) for axis in x.space)
-    spans = tuple(
-        Span.whole(span.size + sum(pair), x.n_copies)
-        for span, pair in zip(x.spans, amounts, strict=True)
-    )
-    if not x.images or pairs.get(1, (0, 0)) != (0, 0) or arguments[2]:
-        return Boxed(func(x.values, *arguments), spans, None, x.space)
-    values = PostponedPadding(
+    around = tuple(pairs[axis] for axis in x.space)
+    sizes = [span.size + sum(pair) for span, pair in zip(x.spans, around, strict=True)]
+    if not x.is_whole:
+        base = state.base(func, x.base, pad, mode, value)
+        before = [pair[0] for pair in around]
+        spans = tuple(map(Span.moved, x.spans, before, sizes))
+        pairs |= dict.fromkeys(x.space, (0, 0))
+        channels = [amount for axis in reversed(range(n_dims)) for amount in pairs[axis]]
+        values = F.pad(x.values, channels, mode, value) if any(channels) else x.values
+        return Boxed(values, spans, base, x.space)
+    spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
+    if not x.images or pairs[1] != (0, 0) or value:
+        return Boxed(func(x.values, pad, mode, value), spans, None, x.space)
+    postponed = PostponedPadding(
         origin=state.origin(),
-        shape=(*x.shape[:2], *(span.size for span in spans)),
+        shape=(*x.shape[:2], *sizes),
         dtype=x.dtype,
         device=x.device,
         maps=x.values,
-        amounts=amounts,
+        amounts=around,
     )
-    return Boxed(values, spans, None, x.space)
+    return Boxed(postponed, spans, None, x.space)
