@@ -128,16 +128,23 @@ class Run:
         # Before any batch is halved on one rank only: all must agree on who runs what.
         rows = [batch_sizes[part.place].rows_for(part.values[:1]) for part in parts]
         examples = range(self.plan.n_examples)
-        total = sum(
-            chunk.n_regions * self.sampling.in_context(part.context).n_samples
-            for number, part in enumerate(parts)
-            for example in examples
-            for chunk in self._chunks(number, example, rows[number])
-        )
-        total += len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
-        with ProgressBar(total, self.title, warns=self.ranks.rank == 0) as bar:
+        n_passes: dict[Place, int] = {}
+        for number, part in enumerate(parts):
+            n_samples = self.sampling.in_context(part.context).n_samples
+            n_passes[part.place] = n_passes.get(part.place, 0) + n_samples * sum(
+                chunk.n_regions
+                for example in examples
+                for chunk in self._chunks(number, example, rows[number])
+            )
+        n_shared = len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
+        n_passes[parts[0].place] += n_shared
+        begun = None
+        with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
                 place = parts[numbers[0]].place
+                if place is not begun:
+                    begun = place
+                    bar.begin(n_passes[place])
                 for example in examples:
                     chunks = {n: self._chunks(n, example, rows[n]) for n in numbers}
                     n_regions = sum(chunk.n_regions for own in chunks.values() for chunk in own)
