@@ -66,6 +66,12 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         shown: bool | None = super().update(n)
         return shown
 
+    def expect(self, seconds_per_pass: float) -> None:
+        """Tell what all passes will cost, before the first one."""
+        if self._title is not None:
+            said = costs(self._n_passes, seconds_per_pass * self._n_passes)
+            self.set_description_str(f"{self._title}: {said}")
+
     def _estimate(self) -> float | None:
         """How long all passes take, once some were measured for long enough. Passes from a layer
         on are short, and count from when they begin."""
