@@ -38,6 +38,7 @@ from captum_pda.report.pictures import (
     filled_photo,
     fills_sprite,
     jpeg,
+    map_over,
     photo_file,
     thumbnail,
 )
@@ -249,10 +250,12 @@ def report_page(
         "methods": shown,
         "settings": settings_rows(_settings(first, values, options.settings)),
     }
+    whole = first.attribution(classes.columns[0])
+    shown_map = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
     small = Block()
     summary = {
         **_summary(photo.title, first, classes, number, shown[0]),
-        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+        "thumbnail": small.add_bytes(thumbnail(shown_map, THUMBNAIL)),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 
