@@ -4,7 +4,6 @@ python benchmarks/core.py overhead     # engine, prior and evidence over the bar
 python benchmarks/core.py sampling     # drawing samples over one conditioning per window
 python benchmarks/core.py occlusion    # captum.attr.Occlusion over EfficientPDA
 python benchmarks/core.py batch-sizes  # the bare model at several batch sizes
-python benchmarks/core.py compiled     # a compiled model over the better of two ways to run it
 
 With ``--tiny`` each runs in seconds, to see that it runs; its numbers then mean nothing.
 """
@@ -12,7 +11,6 @@ With ``--tiny`` each runs in seconds, to see that it runs; its numbers then mean
 from __future__ import annotations
 
 import argparse
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +35,6 @@ class Scale:
         windows: how many are timed of many.
         networks: against Occlusion.
         batch_sizes: of the bare model.
-        backend: of torch.compile.
     """
 
     rounds: int
@@ -45,12 +42,9 @@ class Scale:
     windows: int = 1024
     networks: tuple[str, ...] = ("resnet18", "squeezenet1_1", "mobilenet_v2")
     batch_sizes: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
-    backend: str = "inductor"
 
 
-TINY = Scale(
-    rounds=1, side=64, windows=16, networks=("squeezenet1_1",), batch_sizes=(1, 2), backend="eager"
-)
+TINY = Scale(rounds=1, side=64, windows=16, networks=("squeezenet1_1",), batch_sizes=(1, 2))
 
 
 def photo_like(size: int) -> torch.Tensor:
@@ -164,31 +158,6 @@ def occlusion(scale: Scale) -> None:
         )
 
 
-def compiled(scale: Scale) -> None:
-    """A compiled model against the module it was made from, incrementally, and itself densely."""
-    torch.set_num_threads(1)
-    model = torchvision.models.resnet18(weights=None).eval()
-    image = photo_like(scale.side // 2)
-    made = torch.compile(model, backend=scale.backend)
-    ways = {
-        "module, incremental": EfficientPDA(model, ConstantPrior(), engine="incremental"),
-        "compiled, dense": EfficientPDA(made, ConstantPrior(), engine="dense"),
-        "compiled, auto": EfficientPDA(made, ConstantPrior()),
-        "compiled, incremental": EfficientPDA(made, ConstantPrior(), engine="incremental"),
-    }
-    candidates = {
-        name: lambda pda=pda: pda.attribute(
-            image, target=TARGET, sliding_window_shapes=8, strides=8
-        )
-        for name, pda in ways.items()
-    }
-    # The first round compiles.
-    best = best_times(candidates, scale.rounds + 1, time.process_time)
-    better = min(best["module, incremental"], best["compiled, dense"])
-    print(f"ResNet18, {scale.backend}: time over the better of the first two (wanted: at most 1.1)")
-    print("  ".join(f"{name}: {seconds / better:.2f}" for name, seconds in best.items()))
-
-
 def batch_sizes(scale: Scale) -> None:
     """How the time of a forward pass depends on the number of copies in it."""
     model = torchvision.models.resnet18(weights=None).eval()
@@ -209,7 +178,6 @@ TASKS = {
     "sampling": sampling,
     "occlusion": occlusion,
     "batch-sizes": batch_sizes,
-    "compiled": compiled,
 }
 
 if __name__ == "__main__":

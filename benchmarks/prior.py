@@ -4,6 +4,7 @@ python benchmarks/prior.py accuracy   # error of fills at 16, 32 and 64 pixels
 python benchmarks/prior.py fitted     # a fitted field against the default one
 python benchmarks/prior.py leak       # does a fill depend on what it replaces?
 python benchmarks/prior.py share      # the prior's share of the default maps
+python benchmarks/prior.py large      # seconds for large regions, and for many hidden together
 
 ``--photos FOLDER`` and ``--mnist FOLDER`` name your own data; without them, photos that come with
 scikit-image are used, and digits of scikit-learn. With ``--tiny`` each runs in seconds, to see that
@@ -128,7 +129,9 @@ def accuracy(arguments: argparse.Namespace) -> None:
         fills: dict[str, Fill] = {
             "GaussianFieldPrior()": GaussianFieldPrior().conditional_mean,
             "stationary covariance of other photos": kriging,
-            "blur of 10 pixels": lambda x, w: true_values(blurred(x, 10 / 224), w),
+            "blur of 10 pixels, which has seen them": lambda x, w: true_values(
+                blurred(x, 10 / 224), w
+            ),
             "mean of the ring": ring_mean,
             "OpenCV, Telea": telea,
         }
@@ -283,6 +286,37 @@ def share(arguments: argparse.Namespace) -> None:
     print_share(f"3-D network, {side}^3", EfficientPDA(small_3d()), volume, {})
 
 
+def large(arguments: argparse.Namespace) -> None:
+    """Processor time of large regions of an image, and of half of the superpixels together."""
+    torch.set_num_threads(1)
+    side = 128 if arguments.tiny else 1024
+    image = photos(None, side, 1)[0]
+    half, corner = side // 2, np.array([[side // 4, side // 4]])
+    window = PlacedWindows((side, side), (half, half), corner)
+    places = np.indices((half, half)) - half / 2 + 0.5
+    disc = torch.from_numpy((places**2).sum(axis=0) < half**2 / 4)[None]
+    print_seconds(f"a window of {half}x{half} in {side}x{side}", image, window)
+    round_region = PlacedWindows((side, side), (half, half), corner, disc)
+    print_seconds(f"a disc of {half} in {side}x{side}", image, round_region)
+    side = 64 if arguments.tiny else 224
+    image = photos(None, side, 1)[0]
+    labels = Superpixels(image[None], 60).numbers[0].numpy()
+    draws = np.random.default_rng(0)
+    for share in (0.1, 0.5, 0.9):
+        chosen = [draws.random(int(labels.max()) + 1) < share for _ in range(8)]
+        masks = torch.from_numpy(np.stack(chosen)[:, labels])
+        regions = PlacedWindows((side, side), (side, side), np.zeros((8, 2), np.int64), masks)
+        print_seconds(f"{share:.0%} of 60 superpixels hidden together", image, regions)
+
+
+def print_seconds(name: str, image: Tensor, regions: PlacedWindows) -> None:
+    prior = GaussianFieldPrior()
+    prior.conditional_mean(image, regions)
+    start = time.process_time()
+    prior.conditional_mean(image, regions)
+    print(f"{name}: {(time.process_time() - start) / len(regions):.3f} s each")
+
+
 def print_share(name: str, pda: Any, image: Tensor, given: dict[str, Any]) -> None:
     """Time one map, and what of it was spent in the default prior and in SLIC."""
     spent = 0.0
@@ -342,7 +376,7 @@ def small_3d() -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("accuracy", "fitted", "leak", "share"))
+    parser.add_argument("what", choices=("accuracy", "fitted", "leak", "share", "large"))
     parser.add_argument("--photos", help="a folder of JPEG files")
     parser.add_argument("--mnist", help="the folder of MNIST's files")
     parser.add_argument("--tiny", action="store_true", help="see that it runs, in seconds")

@@ -28,11 +28,13 @@ from captum_pda.errors import (
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.together import Coalitions, DecidingPart, Interactions, RegionGame
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.tree import OwenTree, TreePDA
 from captum_pda.priors import (
     ConstantPrior,
     EmpiricalMeanPrior,
@@ -49,9 +51,11 @@ from captum_pda.regions.windows import WindowGrid
 __all__ = [
     "PDA",
     "BatchDimensionError",
+    "Coalitions",
     "ConstantPrior",
     "CovarianceError",
     "DatasetSummary",
+    "DecidingPart",
     "DenseEngine",
     "EfficientPDA",
     "EmpiricalMeanPrior",
@@ -63,19 +67,23 @@ __all__ = [
     "GradientPDA",
     "IncrementalEngine",
     "IncrementalError",
+    "Interactions",
     "LayerPDA",
     "MapMeanPrior",
     "MarginalPrior",
     "NonFiniteOutputError",
     "NotFittedError",
     "OtherRankError",
+    "OwenTree",
     "PatchPrior",
+    "RegionGame",
     "ResultFolder",
     "SampledPDA",
     "SelfTest",
     "SettingsError",
     "StrongRegion",
     "Superpixels",
+    "TreePDA",
     "WindowEvidence",
     "WindowGrid",
     "__version__",

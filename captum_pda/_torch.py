@@ -6,7 +6,7 @@ What moved in a new PyTorch is mended here; ``tests/house/test_torch_names.py`` 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -59,10 +59,11 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-#: How many blocks are without the compiler now, and what puts it back after the last of them: the
-#: compiler is one for all threads.
-_n_without_compiler = 0
-_eager: Any = None
+#: The stances of ``torch.compile`` that blocks ask for, the strictest first: how many blocks are in
+#: each now, and what restores the user's own. The compiler is one for all threads.
+_n_blocks = {"force_eager": 0, "eager_on_recompile": 0}
+_stance: str | None = None
+_restore: Any = None
 _lock = threading.Lock()
 
 
@@ -84,26 +85,49 @@ class _EagerBefore26:
         self._fx._is_fx_tracing_flag = traces
 
 
+def without_compiler() -> AbstractContextManager[None]:
+    """Within, whatever ``torch.compile`` made runs as it was written."""
+    return _in_stance("force_eager")
+
+
+def without_compiling() -> AbstractContextManager[None]:
+    """Within, compiled code runs for inputs that it was compiled for, and nothing new is compiled:
+    a model runs as it was written on batches of another size."""
+    return _in_stance("eager_on_recompile")
+
+
 @contextmanager
-def without_compiler() -> Iterator[None]:
-    """Within, whatever ``torch.compile`` made runs as it was written, and nothing is compiled."""
-    global _n_without_compiler, _eager
+def _in_stance(stance: str) -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:  # nothing was compiled yet
         yield
         return
     with _lock:
-        _n_without_compiler += 1
-        if _n_without_compiler == 1:
-            set_stance = getattr(torch.compiler, "set_stance", None)
-            # Either remembers what the user has set.
-            _eager = set_stance("force_eager") if set_stance is not None else _EagerBefore26()
+        _n_blocks[stance] += 1
+        _update_stance()
     try:
         yield
     finally:
         with _lock:
-            _n_without_compiler -= 1
-            if _n_without_compiler == 0:
-                _eager.__exit__(None, None, None)
+            _n_blocks[stance] -= 1
+            _update_stance()
+
+
+def _update_stance() -> None:
+    """Set the strictest stance that a block asks for, or the user's own after the last block."""
+    global _stance, _restore
+    wanted = next((stance for stance, n_blocks in _n_blocks.items() if n_blocks), None)
+    if wanted == _stance:
+        return
+    if _restore is not None:
+        _restore.__exit__(None, None, None)
+        _restore = None
+    if wanted is not None:
+        set_stance = getattr(torch.compiler, "set_stance", None)
+        _restore = set_stance(wanted) if set_stance is not None else _EagerBefore26()
+        users = getattr(getattr(_restore, "prev", None), "stance", "default")
+        if wanted == "eager_on_recompile" and users != "default":
+            _restore.__exit__(None, None, None)  # what the user has set is stricter
+    _stance = wanted
 
 
 __all__ = [
@@ -114,6 +138,7 @@ __all__ = [
     "operator_schemas",
     "version",
     "without_compiler",
+    "without_compiling",
     "without_torch_function",
     "without_torch_function_modes",
 ]

@@ -109,6 +109,12 @@ def _add_classes(which: argparse._ActionsContainer) -> None:
         metavar=("A", "B"),
         help="what speaks for class A rather than class B?",
     )
+    which.add_argument(
+        "--expected",
+        metavar="CLASS",
+        help="the class that you expected: also tells which few regions must go for the model to "
+        "say it, and which are enough for the answer that it gave; up to 200 passes more",
+    )
 
 
 def _add_output(output: argparse._ActionsContainer) -> None:
@@ -151,6 +157,8 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         check_options(options)
         is_folder = is_launched() or any(path.is_dir() for path in options.images)
+        if is_folder and options.expected:
+            raise UsageError("--expected is told of single photos; name them instead of a folder")
         make_plan = plan_folder if is_folder else plan_photos
         plan = make_plan(options.images, options.output, options.raw, options.html)
         if not any(place.photo.exists() for place in plan.places):
@@ -268,6 +276,8 @@ def tell(path: Path, explanation: Explanation, written: Sequence[Path]) -> None:
     if explanation.roi is not None:
         share = float(explanation.roi.float().mean())
         print(f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere.")
+    for line in explanation.decided:
+        print(line)
     print(f"Written: {', '.join(str(file) for file in written)}")
 
 

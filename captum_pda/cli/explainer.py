@@ -34,6 +34,7 @@ from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 from captum_pda.regions.windows import WindowGrid
@@ -94,6 +95,7 @@ class Explanation:
         labels: the names of classes, or of a detector's boxes.
         evidence: the evidence of every window for every class; None for "gradient".
         roi: the region of interest (H, W), if only that was asked.
+        decided: which regions decide between the answer and the class that was expected.
     """
 
     image: Tensor
@@ -103,6 +105,7 @@ class Explanation:
     measure: Measure
     labels: Sequence[str]
     evidence: WindowEvidence | None = None
+    decided: tuple[str, ...] = ()
     roi: Tensor | None = None
 
 
@@ -122,6 +125,11 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(
             "--roi is divided into --superpixels, for --method pda, efficient or sampled; leave "
             "out --window, --scales and other methods"
+        )
+    if getattr(options, "expected", None) and options.method in ("gradient", "layer"):
+        raise UsageError(
+            f"--expected hides several regions of the photo at once, and --method {options.method} "
+            "hides none; choose another method"
         )
     if options.html and options.method == "gradient":
         raise UsageError(
@@ -158,6 +166,8 @@ def named_classes(
 ) -> tuple[list[int] | None, tuple[int, int] | None]:
     """The classes that were named (None where none was), and the two to tell apart."""
     pair = None
+    if getattr(options, "expected", None):
+        find_class(options.expected, labels, "--expected")  # refuses unknown names
     if options.contrast:
         first, second = (find_class(name, labels, "--contrast") for name in options.contrast)
         if first == second:
@@ -238,6 +248,7 @@ class PhotoExplainer:
             "targets": options.target,
             "classes": self._n_top,
             "contrast": options.contrast,
+            "expected": getattr(options, "expected", None),
             "regions": LISTED_REGIONS,
             "engine": self.engine if options.method in WITH_ENGINE else None,
         }
@@ -277,8 +288,27 @@ class PhotoExplainer:
         answers = [self._from_evidence(evidence, classes) for classes in asked]
         words = f"{name}, {parts_in_words(evidence)}"
         words += "" if target is None else ", region of interest only"
+        decided = self._decided(evidence)
         labels = self.classifier.labels
-        return Explanation(image, predictions, answers, words, measure, labels, evidence, target)
+        return Explanation(
+            image, predictions, answers, words, measure, labels, evidence, decided, target
+        )
+
+    def _decided(self, evidence: WindowEvidence) -> tuple[str, ...]:
+        """Which regions are enough for the answer, and which must go for the expected class."""
+        if not getattr(self.options, "expected", None):
+            return ()
+        labels = self.classifier.labels
+        expected = find_class(self.options.expected, labels, "--expected")
+        top = evidence.top()
+        if expected == top:
+            return (f"{labels[expected]} is the answer with everything seen: nothing must go",)
+        enough = evidence.sufficient(top, n=1, show_progress=self.show_progress)
+        needed = evidence.necessary(top, expected, show_progress=self.show_progress)
+        lines = [part.described(labels) for part in enough]
+        if needed is None:
+            return (*lines, f"hiding regions did not make it say {labels[expected]}")
+        return (*lines, needed.described(labels))
 
     def _explain_boxes(self, image: Tensor, detector: Detector, roi: Tensor | None) -> Explanation:
         """Explain the boxes that a detector finds, each as an output of a model of matches."""
@@ -292,7 +322,7 @@ class PhotoExplainer:
         match, names = detector.boxes(image, self.classifier.labels, named, n_boxes)
         other = copy(self)
         other.classifier = replace(self.classifier, model=match, labels=names)
-        other.options = argparse.Namespace(**{**vars(self.options), "target": []})
+        other.options = argparse.Namespace(**{**vars(self.options), "target": [], "expected": None})
         other.engine, other._n_top = "dense", len(names)
         found = other.attribute(image, roi)
         boxes = [tuple(match.boxes[one.classes[0]].tolist()) for one in found.answers]
@@ -366,7 +396,7 @@ class PhotoExplainer:
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
             test = evidence.self_test(classes[0]) if self.options.test else None
-            if any(part.context == "empty" for part in evidence.parts):
+            if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
         bits = cast(Tensor, whole)[0, 0]
         return Answer(self._name(classes), classes, bits, *strongest, test, total)
@@ -400,8 +430,8 @@ def parts_in_words(evidence: WindowEvidence) -> str:
     """The sizes, contexts and layers that evidence is made of."""
     of_input = [part for part in evidence.parts if part.depth == "input"]
     words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
-    contexts = dict.fromkeys(part.context for part in of_input or evidence.parts)
-    if "empty" in contexts:
-        words.append("both contexts" if len(contexts) > 1 else "empty context")
+    contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
+    if contexts != ["full"]:
+        words.append("both contexts" if len(contexts) > 1 else f"{contexts[0]} context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])

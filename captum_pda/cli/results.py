@@ -99,7 +99,8 @@ class PhotoWriter:
     def stored(self, number: int) -> Record | None:
         """What a photo's result in a folder was made from; a single photo is explained anew."""
         place = self.plan.places[number]
-        whole = all(file.is_file() for file in place.files)
+        # A volume has no page.
+        whole = all(file.is_file() for file in place.files if file != place.page)
         if self.plan.folder is None or place.numbers is None or not whole:
             return None
         return stored_record(place.numbers, self.settings)
@@ -107,8 +108,8 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         place = self.plan.places[number]
-        is_flat = explanation.image.dim() == 4
-        if place.picture is not None and is_flat:
+        is_flat = explanation.image.dim() == 4  # a page shows images only
+        if place.picture is not None:
             figure = draw_picture(explanation, self.classifier)
             write_figure(place.picture, figure, self.overwrite)
         settings = {**self.settings, **self.notes, **record.settings}
@@ -153,7 +154,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             lines.append(explanation.method)
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
-    if evidence is not None and not others:
+    is_volume = explanation.image.dim() != 4
+    if evidence is not None and (is_volume or not others):
         target, rather_than = (*first.classes, None)[:2]
         figure, axes = visualize_explanation(
             evidence,
@@ -166,6 +168,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             std=std,
             use_pyplot=False,
         )
+        if is_volume:
+            return figure
         words = textwrap.fill(explanation.method, METHOD_WIDTH)
         axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
         for panel in axes[:2]:

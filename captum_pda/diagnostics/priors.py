@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
-from captum_pda.diagnostics.removal import RemovalModel
+from captum_pda.diagnostics.removal import removal_examples
 from captum_pda.evidence.self_test import hidden_copies
 from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import prior_for
@@ -108,11 +108,9 @@ def prior_quality(
     if forward_func is None:
         return PriorQuality(errors, spread, tuple(shares), None)
     draws = np.random.default_rng(0 if generator is None else device_sync.draw_seed(generator))
-    model = RemovalModel(
-        forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval
-    )
+    model = (forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval)
     surviving = []
-    with model.examples() as examples:
+    with removal_examples(*model) as examples:
         for number, example in enumerate(examples):
             masks = _random_masks(chosen, number, shares, n_draws, draws)
             copies = hidden_copies(inputs[number], masks, prior)
@@ -120,7 +118,7 @@ def prior_quality(
             def some(rows: Tensor, copies: Tensor = copies) -> Tensor:
                 return copies[rows.to(copies.device)]
 
-            found = example.curve(len(copies), some)
+            found = example.predictions(len(copies), some)
             means = found.reshape(len(shares), n_draws).mean(dim=1)
             surviving.append(means / example.unchanged())
     return PriorQuality(errors, spread, tuple(shares), torch.stack(surviving))

@@ -41,7 +41,7 @@ PROBE = 4
 FEWEST_COPIES = 64
 #: Calls that take less time than this densely are not probed: a probe that does not pay costs
 #: about two dense passes and 0.1 s, whatever the model (benchmarks/small_calls.py).
-MIN_SECONDS = 4.0
+MIN_SECONDS = 6.0
 #: The incremental engine must be this many times faster in the probe.
 MIN_SPEED_UP = 1.1
 

@@ -18,12 +18,21 @@ from captum_pda.evidence.words import description
 from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.running.ask import Asker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from captum_pda.evidence.together import (
+        Coalitions,
+        DecidingPart,
+        Interactions,
+        RegionGame,
+        WhichRegions,
+    )
 
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]
@@ -93,7 +102,7 @@ class EvidencePart:
     Args:
         tensor: the number of the input tensor that they lie in.
         regions: where they lie.
-        context: "full" (all else was seen) or "empty" (nothing else was seen).
+        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
         reading: how scores become evidence.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
         scores: the same with each region changed, (N, W, columns).
@@ -131,7 +140,7 @@ class EvidencePart:
     def differences(self, quantity: Quantity) -> Tensor:
         """By how much a quantity is larger where each region is seen, (N, W)."""
         before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
-        return before - after if self.context == "full" else after - before
+        return before - after if CONTEXTS[self.context].removes else after - before
 
     def predictions(self, target: TargetType = None) -> Tensor:
         """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
@@ -489,8 +498,13 @@ class WindowEvidence:
         nothing seen, or the same in another measure. The model was asked with nothing seen where
         there is an empty context, as PDA has."""
         quantity = self.reading.quantity(target)
-        part = self.in_context("empty").parts[0]
-        everything, nothing = (quantity(one.unsqueeze(1)) for one in (self.scores, part.reference))
+        nothing_seen = [part for part in self.parts if CONTEXTS[part.context].starts_from_nothing]
+        if not nothing_seen:
+            raise ValueError(
+                "this evidence was not asked with nothing seen; use context='empty' or 'both'"
+            )
+        references = (self.scores, nothing_seen[0].reference)
+        everything, nothing = (quantity(one.unsqueeze(1)) for one in references)
         return (everything - nothing)[:, 0]
 
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
@@ -510,6 +524,145 @@ class WindowEvidence:
             without the strongest 15%: 95% -> 3.1%; with only these: 91%
         """
         return self_test(self, target, example)
+
+    def coalitions(
+        self, target: TargetType = None, regions: WhichRegions = 15, example: int | None = None
+    ) -> Coalitions:
+        """Some regions, to ask what the model says with any set of them hidden.
+
+        Args:
+            target: the output whose map says which regions are the strongest.
+            regions: how many of the strongest, of about a 25th of the input each; or the numbers of
+                some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
+                regions of another size.
+            example: which one, where the evidence is of several.
+
+        Example::
+
+            >>> coalitions = evidence.coalitions(husky, regions=3)
+            >>> coalitions.ask([[True, False, False], [True, True, False]])     # True is hidden
+        """
+        from captum_pda.evidence.together import coalitions_of
+
+        return coalitions_of(self, target, regions, example)
+
+    def interactions(
+        self,
+        target: TargetType = None,
+        regions: WhichRegions = 15,
+        example: int | None = None,
+        show_progress: bool = False,
+    ) -> Interactions:
+        """What pairs of regions say together: I(a, b) = R(a and b) - R(a) - R(b), in bits.
+
+        R is what is lost without regions. Positive: each covers for the other. Negative: they
+        speak only together. n regions take n (n + 1) / 2 passes, 120 for 15; times the samples of
+        SampledPDA, which give standard errors. Every output is answered by the same passes.
+
+        Args:
+            target, regions, example: as in ``coalitions``.
+            show_progress: whether a bar says how many passes there are, and how long they take.
+
+        Example::
+
+            >>> print(evidence.interactions(husky))
+            0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
+        """
+        from captum_pda.evidence.together import interactions
+
+        return interactions(self, target, regions, example, show_progress)
+
+    def sufficient(
+        self,
+        target: TargetType = None,
+        n: int = 3,
+        at_least: float | None = None,
+        regions: WhichRegions = None,
+        example: int | None = None,
+        max_passes: int = 100,
+        show_progress: bool = False,
+    ) -> list[DecidingPart]:
+        """Few regions that keep the answer by themselves, and further ones that do so too.
+
+        Only these regions are seen, in the input with nothing else seen. The regions are taken in
+        the order of the map until the answer is kept, and those that are not needed are left out.
+        A part is minimal: without any single region of it the answer is not kept. That there is
+        no smaller part is not proven. Further parts have no region of an earlier one.
+
+        Args:
+            target: the class; without one, the class that is first.
+            n: how many parts at most.
+            at_least: the probability (or raw output) to keep; without one the class is to be first.
+            regions: as in ``coalitions``; without them all regions of about a 60th of the input.
+            example: which one, where the evidence is of several.
+            max_passes: how many sets of regions are asked at most, each by one pass (in
+                ``necessary`` by one for each sample). A part that is not minimal by then says so.
+            show_progress: whether to show a progress bar.
+
+        Returns:
+            The parts; none if even all regions of the order do not keep the answer.
+        """
+        from captum_pda.evidence.together import sufficient_parts
+
+        return sufficient_parts(
+            self, target, n, at_least, regions, example, max_passes, show_progress
+        )
+
+    def necessary(
+        self,
+        target: TargetType = None,
+        expected: TargetType = None,
+        below: float | None = None,
+        regions: WhichRegions = None,
+        example: int | None = None,
+        max_passes: int = 100,
+        show_progress: bool = False,
+    ) -> DecidingPart | None:
+        """Few regions whose removal changes the answer, and to which class.
+
+        They are replaced by what the prior expects given all that is seen. The search is that of
+        ``sufficient``, and the part is minimal in the same sense.
+
+        Args:
+            target: the class; without one, the class that is first.
+            expected: the class that is to become first; without one any other will do.
+            below: the probability (or raw output) of the target to come under, instead.
+            regions, example, max_passes, show_progress: as in ``sufficient``.
+
+        Returns:
+            The part; None if the answer did not change.
+        """
+        from captum_pda.evidence.together import necessary_part
+
+        return necessary_part(
+            self, target, expected, below, regions, example, max_passes, show_progress
+        )
+
+    def as_game(
+        self,
+        target: TargetType = None,
+        regions: WhichRegions = 12,
+        context: str = "full",
+        example: int | None = None,
+        show_progress: bool = False,
+    ) -> RegionGame:
+        """The regions as players of a cooperative game, for shapiq and the like.
+
+        Args:
+            target, regions, example: as in ``coalitions``.
+            context: "full" (absent players are filled given all else) or "empty" (only the present
+                players are seen).
+            show_progress: whether each call shows a progress bar.
+
+        Example::
+
+            >>> game = evidence.as_game(husky, regions=12)
+            >>> game([[1] * 12, [0] * 12])                # bits with all of them, and with none
+        """
+        from captum_pda.evidence.together import RegionGame, coalitions_of
+
+        game = coalitions_of(self, target, regions, example)
+        return RegionGame(game, target, context, show_progress)
 
     def checked_example(self, example: int | None) -> int:
         """The number of one example of one input tensor; with a single example, None is it."""
@@ -536,7 +689,10 @@ class WindowEvidence:
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
-        return self.in_context("full")._each(lambda part: part.predictions(target))
+        removing = self._only(
+            lambda part: CONTEXTS[part.context].removes, "context that removes regions; use 'full'"
+        )
+        return removing._each(lambda part: part.predictions(target))
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:

@@ -18,6 +18,7 @@ from captum_pda.model.measures import MEASURES, Measure
 from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.priors import prior_settings
 from captum_pda.priors.protocol import FLOATS, StoredTensors, opened_tensors, save_tensors
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
@@ -285,10 +286,6 @@ def _expected(
     if {table.count("tensor", 0) for table in settings.tables("parts")} != set(range(n_inputs)):
         raise ValueError("it has no regions for some of its inputs")
     return shapes, dtypes, kinds
-
-
-#: The contexts of parts: what is seen beside a region.
-CONTEXTS = ("full", "empty")
 
 
 def _dimensions(file: StoredTensors, name: str, dims: tuple[int, ...]) -> list[int]:

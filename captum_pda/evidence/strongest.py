@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -41,10 +41,8 @@ class StrongRegion:
         pixels: which pixels belong to it, (*space).
         value: the mean of the map inside it; its sign and order in the list are those of the map.
         seen: P(c) with everything seen, or the raw output.
-        unseen: the same without the region; None where that was not asked.
-        lost: what is lost without it, in the measure's unit: its evidence in the full context.
-        alone: what it says by itself, over an input of which nothing is seen: its evidence in the
-            empty context.
+        evidence: what it says in each context that was asked, in the measure's unit.
+        changed: P(c) with the region changed, in each of these contexts, or the raw output.
         uncertain: whether regions of other sizes disagree about it by as much as its value.
         measure: what evidence is measured in.
 
@@ -58,9 +56,8 @@ class StrongRegion:
     pixels: Pixels
     value: float
     seen: float
-    unseen: float | None
-    lost: float | None
-    alone: float | None
+    evidence: Mapping[str, float]
+    changed: Mapping[str, float]
     uncertain: bool
     measure: Measure
 
@@ -74,6 +71,21 @@ class StrongRegion:
         """The extent of its box."""
         return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
 
+    @property
+    def lost(self) -> float | None:
+        """What is lost without it: its evidence in the full context, if that was asked."""
+        return self.evidence.get("full")
+
+    @property
+    def unseen(self) -> float | None:
+        """P(c) without it, or the raw output, if that was asked."""
+        return self.changed.get("full")
+
+    @property
+    def alone(self) -> float | None:
+        """What it says by itself: its evidence in the empty context, if that was asked."""
+        return self.evidence.get("empty")
+
     def __str__(self) -> str:
         return "; ".join(self.answers())
 
@@ -82,11 +94,10 @@ class StrongRegion:
 
     def answers(self) -> list[str]:
         """Each question about the region with its answer, as every list shows them."""
-        found = []
-        if self.lost is not None:
-            found.append(words.answer("full", self.lost, self.seen, self.unseen, self.measure))
-        if self.alone is not None:
-            found.append(words.answer("empty", self.alone, None, None, self.measure))
+        found = [
+            words.answer(context, value, self.seen, self.changed[context], self.measure)
+            for context, value in self.evidence.items()
+        ]
         if not found:
             found.append(f"{words.with_unit(self.value, self.measure)} on the map")
         if self.uncertain:
@@ -128,7 +139,7 @@ def strongest_regions(
         quantity = evidence.reading.rather(target, rather_than)
         map_ = evidence.contrast(target, rather_than)
     whole = map_[0] if isinstance(map_, tuple) else cast(Tensor, map_)
-    values = _plain(whole[example, 0])
+    values = plain_values(whole[example, 0])
     of_input = [part for part in evidence.parts if part.depth == "input"]
     parts = of_input or list(evidence.parts)
     space = values.shape
@@ -161,12 +172,9 @@ def regions_of_map(
 ) -> tuple[list[StrongRegion], list[StrongRegion]]:
     """The regions in which a map (*space) is strongest, for and against, where no region was asked
     by itself, as for GradientPDA."""
-    plain = _plain(values)
+    plain = plain_values(values)
     speak_for, speak_against = (
-        [
-            StrongRegion(pixels, value, math.nan, None, None, None, False, measure)
-            for _, pixels, value in kind
-        ]
+        [StrongRegion(pixels, value, math.nan, {}, {}, False, measure) for _, pixels, value in kind]
         for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
     )
     return speak_for, speak_against
@@ -177,7 +185,7 @@ def _strongest_in(
 ) -> tuple[list[tuple[int, Pixels, float]], list[tuple[int, Pixels, float]]]:
     """The regions with the highest and the lowest means of a map, which do not overlap: number,
     pixels and mean of each."""
-    numbers, means = _means_inside(regions, example, values)
+    numbers, means = means_inside(regions, example, values)
     chosen: tuple[list[tuple[int, Pixels, float]], ...] = ([], [])
     taken = np.zeros(values.shape, dtype=np.bool_)
     for place in np.argsort(-np.abs(means), kind="stable"):
@@ -187,15 +195,17 @@ def _strongest_in(
         if is_weak or all(len(each) == n for each in chosen):
             break
         if len(kind) < n:
-            pixels = _pixels_of(regions, example, number, values.shape)
+            pixels = pixels_of(regions, example, number, values.shape)
             if not (taken & pixels).any():
                 taken |= pixels
                 kind.append((number, pixels, mean))
     return chosen[0], chosen[1]
 
 
-def listed_regions(kinds: Sequence[Regions], example: int = 0) -> Regions:
-    """Of several sizes of regions, the one whose regions are nearest to a 25th of the input."""
+def listed_regions(
+    kinds: Sequence[Regions], example: int = 0, wanted: float = REGION_SHARE
+) -> Regions:
+    """Of several sizes of regions, the one whose regions are nearest to a share of the input."""
 
     def distance(regions: Regions) -> float:
         groups = [windows for windows in regions.boxes(example) if len(windows)]
@@ -206,12 +216,12 @@ def listed_regions(kinds: Sequence[Regions], example: int = 0) -> Regions:
             for windows in groups
         )
         share = total / sum(map(len, groups)) / math.prod(regions.space)
-        return abs(math.log(share / REGION_SHARE))
+        return abs(math.log(share / wanted))
 
     return min(dict.fromkeys(kinds), key=distance)
 
 
-def _means_inside(
+def means_inside(
     regions: Regions, example: int, values: Floats
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """The numbers of an example's regions, and the mean of a map (*space) inside each."""
@@ -237,7 +247,7 @@ def _means_inside(
     return np.concatenate(numbers), np.concatenate(means)
 
 
-def _pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
+def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
     """The pixels of a region, (*space); those of a region of a feature map are the pixels of the
     input that it covers."""
     pixels = np.zeros(regions.space, dtype=np.bool_)
@@ -278,20 +288,13 @@ def _described(
 ) -> StrongRegion:
     """A region with the answer to each question that was asked about it."""
     prediction = evidence.reading.prediction(target)
-    answers: dict[str, float] = {}
-    unseen = None
-    for part in own:
-        answers[part.context] = float(part.differences(quantity)[example, number])
-        if part.context == "full":
-            unseen = float(prediction(part.scores)[example, number])
     deviation = float(np.std(spread, ddof=1)) if len(spread) > 1 else 0.0
     return StrongRegion(
         pixels=pixels,
         value=value,
         seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
-        unseen=unseen,
-        lost=answers.get("full"),
-        alone=answers.get("empty"),
+        evidence={part.context: float(part.differences(quantity)[example, number]) for part in own},
+        changed={part.context: float(prediction(part.scores)[example, number]) for part in own},
         uncertain=len(spread) > 1 and abs(float(np.mean(spread))) <= deviation,
         measure=evidence.measure,
     )
@@ -301,7 +304,7 @@ def _standardised_maps(
     parts: Sequence[EvidencePart], quantity: Quantity, example: int, space: tuple[int, ...]
 ) -> list[Floats]:
     """The map of each size and context, divided by its standard deviation over the pixels."""
-    maps = [_plain(part.map(part.differences(quantity), space)[example]) for part in parts]
+    maps = [plain_values(part.map(part.differences(quantity), space)[example]) for part in parts]
     spreads = [float(values.std()) for values in maps]
     # A map of one region is flat, and the rounding in its mean is no spread.
     flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
@@ -311,7 +314,8 @@ def _standardised_maps(
     ]
 
 
-def _plain(values: Tensor) -> Floats:
+def plain_values(values: Tensor) -> Floats:
+    """Values as doubles, with 0 for those that are not finite."""
     plain: Floats = (
         torch.nan_to_num(in_double(values.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
     )

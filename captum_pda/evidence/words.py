@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from captum_pda.files import counted
 from captum_pda.model.measures import Measure, signed
+from captum_pda.regions.contexts import CONTEXTS
 
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
@@ -15,47 +15,6 @@ if TYPE_CHECKING:
 N_EXAMPLES, N_OUTPUTS = 4, 3
 
 
-@dataclass(frozen=True)
-class ContextWords:
-    """How the question of a context is asked and answered.
-
-    Args:
-        choice: the question about all regions, as something to choose.
-        each: the same as part of a sentence.
-        question: the question about one region.
-        answer: its answer; ``{change}`` is what changes without the region, ``{value}`` what the
-            region adds, ``{seen}`` and ``{changed}`` are the predictions before and after.
-        effect: how a sentence about one region's effect begins.
-        picture: what a picture of what the model was shown is called.
-    """
-
-    choice: str
-    each: str
-    question: str
-    answer: str
-    effect: str
-    picture: str
-
-
-#: The words of each context: "full" (all else is seen) and "empty" (nothing else is seen).
-CONTEXTS = {
-    "full": ContextWords(
-        choice="Without each region",
-        each="without each region",
-        question="without it",
-        answer="without it: {seen} -> {changed} ({change})",
-        effect="Seeing it",
-        picture="Expected in its place",
-    ),
-    "empty": ContextWords(
-        choice="Each by itself",
-        each="each region by itself",
-        question="by itself",
-        answer="by itself: {value} over nothing",
-        effect="By itself, it",
-        picture="By itself",
-    ),
-}
 #: What is said of a region about which the sizes disagree.
 UNCERTAIN = "uncertain: other sizes disagree"
 

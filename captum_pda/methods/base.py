@@ -24,7 +24,7 @@ from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_count, check_inputs
+from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
@@ -181,12 +181,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             rows = check_count("perturbations_per_eval", rows)
         with evaluation_mode(self.forward_func):
             with ranks.failing_together():
-                call = ModelCall(
-                    self.forward_func,
-                    check_inputs(inputs),
-                    additional_forward_args,
-                    is_tuple=isinstance(inputs, tuple),
-                )
+                call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
+                with torch.no_grad():
+                    call.unperturbed()  # says what is wrong with inputs, before regions are chosen
                 parts = self._parts(call, **hidden)
                 plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)

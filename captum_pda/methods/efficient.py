@@ -60,7 +60,8 @@ class EfficientPDA(PerturbationPDA):
 
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;
-                regions of one tensor are replaced at a time.
+                regions of one tensor are replaced at a time. A dict that holds one tensor stands
+                for that tensor, and the model gets the dict.
             target: the output to explain, as in `Captum
                 <https://captum.ai/api/occlusion.html>`_: an int, a tuple for outputs of more
                 than two dimensions, or one of those for each example in a list or tensor.

@@ -29,7 +29,7 @@ from captum_pda.methods.base import PerturbationPDA, arguments_of
 from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import attribution_dtype, check_inputs
+from captum_pda.model.inputs import attribution_dtype
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_for, prior_settings
@@ -126,7 +126,10 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             Attributions of the inputs' shape; unless ``pixelwise``, all channels of a pixel share
             one value.
         """
-        tensors = check_inputs(inputs)
+        call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
+        tensors = call.inputs
+        # First, as the model says what is wrong with the inputs.
+        gradients = self._gradients(call, target, additional_forward_args)
         sets = choose_regions(
             tensors,
             "full",
@@ -137,12 +140,11 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             superpixels,
             regions,
         )["full"]
-        gradients = self._gradients(tensors, target, additional_forward_args)
         attributions = tuple(
             self._first_order(gradient, tensor, sizes, pixelwise)
             for gradient, tensor, sizes in zip(gradients, tensors, sets, strict=True)
         )
-        result = format_output(isinstance(inputs, tuple), attributions)
+        result = format_output(call.is_tuple, attributions)
         if not all(device_sync.all_finite(gradient) for gradient in gradients):
             raise NonFiniteOutputError(
                 "the gradient holds NaN or infinite values; the finished result is in this error's "
@@ -152,11 +154,10 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
         return cast(TensorOrTupleOfTensorsGeneric, result)
 
     def _gradients(
-        self, tensors: tuple[Tensor, ...], target: TargetType, additional_forward_args: object
+        self, call: ModelCall, target: TargetType, additional_forward_args: object
     ) -> tuple[Tensor, ...]:
         """The gradient of each example's measured prediction with respect to its inputs."""
-
-        call = ModelCall(self.forward_func, tensors, additional_forward_args)
+        tensors = call.inputs
         found: list[Tensor] = []
 
         def measured(*arguments: Any) -> Tensor:

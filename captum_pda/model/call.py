@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from typing import Any, Protocol
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda._captum import format_additional_forward_args
+from captum_pda._torch import without_compiling
 from captum_pda.errors import BatchDimensionError, warn_user
 from captum_pda.model.evaluation_mode import (
     RandomState,
@@ -20,14 +24,15 @@ from captum_pda.model.evaluation_mode import (
     same_random_state,
     set_random_state,
 )
+from captum_pda.model.inputs import check_inputs
 from captum_pda.model.outputs import (
     AT_MOST,
     agree,
     check_outputs,
     differ_by_less,
     one_row_each,
+    scores_of,
 )
-from captum_pda.model.repeated_tensor import RepeatedTensor, all_rows
 
 
 class Call(Protocol):
@@ -118,6 +123,24 @@ class ModelCall:
         self._random_before = random_state()
         self._own_random: RandomState | None = None
 
+    @classmethod
+    def of(
+        cls, forward_func: Callable[..., Any], inputs: object, additional_forward_args: object
+    ) -> ModelCall:
+        """The call for inputs as a user gives them, checked.
+
+        A dict that holds one tensor goes to the model by keywords if the model has an argument of
+        the tensor's name, as those of Hugging Face have, and otherwise as a dict again. A model
+        that fails with the dict gets the tensor, if nothing else is in it.
+        """
+        if isinstance(inputs, Mapping):
+            names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
+            if len(names) == 1:
+                forward_func = partial(_with_mapping, forward_func, dict(inputs), names[0])
+                inputs = inputs[names[0]]
+        tensors = check_inputs(inputs)
+        return cls(forward_func, tensors, additional_forward_args, isinstance(inputs, tuple))
+
     @property
     def one_at_a_time(self) -> bool:
         """Whether each copy is run by itself."""
@@ -161,23 +184,9 @@ class ModelCall:
 
         return call
 
-    def repeated(self, example: int, n_copies: int, as_one_row: bool = False) -> Any:
-        """What the model returns for copies of one example as it is.
-
-        Args:
-            example: the number of the example.
-            n_copies: how many copies.
-            as_one_row: whether to compute one of them in place of all, as RepeatedTensor does.
-        """
-        numbers = range(len(self._arguments))
-        if not as_one_row:
-            return self._run(*(self._repeat(number, example, n_copies) for number in numbers))
-        rows = [self._repeat(number, example, 1) for number in numbers]
-        repeated = [
-            RepeatedTensor(row, n_copies) if is_row else row
-            for row, is_row in zip(rows, self._is_row, strict=True)
-        ]
-        return all_rows(self._run(*repeated))
+    def repeated(self, example: int, n_copies: int) -> Any:
+        """What the model returns for copies of one example as it is."""
+        return self._run(*self._copies(example, n_copies))
 
     def check(self, outputs: Tensor) -> Tensor:
         """Find out whether an example gives the same among copies as in the batch it came in.
@@ -407,16 +416,42 @@ class ModelCall:
         return run_in_batches(self._call, arguments, self._is_row, self._only)
 
     def _call(self, *arguments: Any) -> Any:
-        """Call the model; what it draws does not move the user's random numbers."""
+        """Call the model; what it draws does not move the user's random numbers.
+
+        Nothing is compiled for an explanation: that takes a minute for each new batch size.
+        """
         if self._own_random is None:
-            return self.forward_func(*arguments)
+            with without_compiling():
+                return self.forward_func(*arguments)
         users = random_state()
         set_random_state(self._own_random)
         try:
-            return self.forward_func(*arguments)
+            with without_compiling():
+                return self.forward_func(*arguments)
         finally:
             self._own_random = random_state()
             set_random_state(users)
+
+
+def _with_mapping(
+    forward_func: Callable[..., Any], given: dict[str, Any], name: str, tensor: Tensor, *others: Any
+) -> Any:
+    """Call a model with a dict in which one tensor is another."""
+    values = {**given, name: tensor}
+    forward = getattr(forward_func, "forward", forward_func)
+    try:
+        takes_name = name in inspect.signature(forward).parameters
+    except (TypeError, ValueError):  # a function without a known signature
+        takes_name = False
+    if takes_name:
+        return forward_func(*others, **values)
+    try:
+        return forward_func(values, *others)
+    except Exception as error:
+        if len(given) == 1:  # a model of plain tensors
+            with suppress(Exception):
+                return forward_func(tensor, *others)
+        raise error
 
 
 def own_copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -469,33 +504,49 @@ def run_as_given(
         BatchDimensionError: the model fails, and does not where each of them is one example.
     """
     inputs = arguments[:n_inputs]
+    outputs: Any = None
+    failure: Exception | None = None
     try:
         outputs = forward_func(*own_copies(arguments))
+        scores = check_outputs(outputs, inputs)
     except Exception as error:
-        single = tuple(tensor.unsqueeze(0) for tensor in inputs)
-        if not _succeeds(forward_func, (*single, *arguments[n_inputs:]), single):
-            raise
+        failure = error
+    # One image may also pass for a batch of signals, of which the model then drops the dimension.
+    if failure is None and (inputs[0].dim() > 3 or _keeps_batch(outputs, len(inputs[0]))):
+        return scores
+    # A model that takes what was given must tell one example from two to be believed.
+    counts = (1,) if outputs is None else (1, 2)
+    if all(_takes(forward_func, inputs, arguments[n_inputs:], count) for count in counts):
         shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        single = " and ".join(str((1, *tensor.shape)) for tensor in inputs)
         raise BatchDimensionError(
-            f"inputs of shape {shapes} have no batch dimension: the model takes "
-            f"{' and '.join(str(tuple(tensor.shape)) for tensor in single)}. Give it one example "
-            "as a batch of one, inputs.unsqueeze(0)"
-        ) from error
-    return check_outputs(outputs, inputs)
+            f"inputs of shape {shapes} have no batch dimension: the model takes {single}. Give it "
+            "one example as a batch of one, inputs.unsqueeze(0)"
+        ) from failure
+    if failure is not None:
+        raise failure
+    return scores
 
 
-def _succeeds(
-    forward_func: Callable[..., Any], arguments: tuple[Any, ...], inputs: tuple[Tensor, ...]
+def _keeps_batch(outputs: object, n_examples: int) -> bool:
+    scores = scores_of(outputs)
+    return scores.dim() > 0 and len(scores) == n_examples
+
+
+def _takes(
+    forward_func: Callable[..., Any], examples: tuple[Tensor, ...], others: tuple[Any, ...], n: int
 ) -> bool:
-    """Whether the model gives one row of outputs, after it has failed on something else."""
-    if any(tensor.dim() > 5 for tensor in inputs):
+    """Whether the model gives n rows of outputs for n copies of inputs that are one example."""
+    if any(tensor.dim() > 4 for tensor in examples):
         return False
+    batch = tuple(tensor.expand(n, *tensor.shape) for tensor in examples)
     try:
         with torch.no_grad():
-            check_outputs(forward_func(*own_copies(arguments)), inputs)
+            outputs = forward_func(*own_copies((*batch, *others)))
+            check_outputs(outputs, batch)
+            return _keeps_batch(outputs, n)
     except Exception:
         return False
-    return True
 
 
 def exported_batch_size(forward_func: Callable[..., Any]) -> int | None:

@@ -46,7 +46,7 @@ def check_tolerance(value: object) -> float | None:
     return bound
 
 
-def check_inputs(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def check_inputs(inputs: object) -> tuple[Tensor, ...]:
     """The inputs as a tuple of detached tensors of shape (N, C, *space)."""
     if not isinstance(inputs, tuple | Tensor):
         raise TypeError(

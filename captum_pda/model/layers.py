@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from captum_pda import device_sync
 from captum_pda.model.call import ModelCall
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
-from captum_pda.model.repeated_tensor import RepeatedTensor
 
 #: A transformer has at most so many tokens (class token, registers) besides those of its patches.
 MOST_EXTRA_TOKENS = 8
@@ -148,11 +147,6 @@ def exchanged(layer: nn.Module, at_input: bool, exchange: Exchange) -> Iterator[
         handle.remove()
 
 
-#: How what comes before the layer can be run: on a single copy; on a batch that is computed on one
-#: of its rows; and on all copies.
-WAYS = ("one copy", "one row", "all")
-
-
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A layer of a model.
@@ -172,10 +166,9 @@ class LayerCall:
     """Runs a model with other feature maps in one of its layers.
 
     The part of the model that comes before the layer is run on a single copy, and in the layer
-    that copy becomes as many as there are maps. A model that can't go on from there, because it
-    looks at the batch size early or joins the layer's output with earlier tensors, is run on a
-    batch that is computed on one of its rows up to the layer (RepeatedTensor); where that gives
-    other outputs too, as a whole on all copies. Which it is, is found out on three maps.
+    that copy becomes as many as there are maps. A model that cannot go on from there, because it
+    looks at the batch size early or joins the layer's output with earlier tensors, is run as a
+    whole on all copies. Three maps are tried both ways to find out.
 
     Args:
         call: the model with the user's inputs.
@@ -184,7 +177,7 @@ class LayerCall:
     Attributes:
         layer: the layer.
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
-        way: how what comes before the layer is run, one of WAYS.
+        runs_rest_only: whether what comes before the layer is computed only once for all copies.
     """
 
     def __init__(self, call: ModelCall, layer: Layer) -> None:
@@ -219,13 +212,7 @@ class LayerCall:
         )
         #: Not of the whole model, which is slower than what follows the layer.
         self.seconds_per_pass = 0.0
-        self._one_row_came = False
-        self.way = self._cheapest_way()
-
-    @property
-    def runs_rest_only(self) -> bool:
-        """Whether what comes before the layer is computed only once for all copies."""
-        return self.way != "all"
+        self.runs_rest_only = self._can_run_rest_only()
 
     def unperturbed(self) -> Tensor:
         """The model's outputs for the inputs as they are, (N, ...)."""
@@ -239,15 +226,15 @@ class LayerCall:
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from one example's maps ``position``, changed, to the model's outputs."""
-        return partial(self._run, self.way, example, position)
+        return partial(self._run, self.runs_rest_only, example, position)
 
-    def _run(self, way: str, example: int, position: int, maps: Tensor) -> Tensor:
+    def _run(self, rest_only: bool, example: int, position: int, maps: Tensor) -> Tensor:
         if self._call.one_at_a_time and len(maps) > 1:
-            return torch.cat([self._run(way, example, position, each[None]) for each in maps])
+            return torch.cat([self._run(rest_only, example, position, each[None]) for each in maps])
         exchange = partial(self._exchange, position, maps)
-        n_copies = 1 if way == "one copy" else len(maps)
+        n_copies = 1 if rest_only else len(maps)
         with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
-            outputs = self._call.repeated(example, n_copies, as_one_row=way == "one row")
+            outputs = self._call.repeated(example, n_copies)
         if visits.count != 1:
             raise ValueError(_called_otherwise(self.layer, visits.count))
         return one_row_each(outputs, len(maps))
@@ -255,8 +242,6 @@ class LayerCall:
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
         """What a layer returns, with other maps in one place and all else once for each of them."""
         place, layout = self._maps[position]
-        item = values if isinstance(values, Tensor) else values[place]
-        self._one_row_came = isinstance(item, RepeatedTensor)
         if isinstance(values, Tensor):
             return layout.put(maps, values)
         items = [
@@ -266,23 +251,17 @@ class LayerCall:
         # A named tuple takes its items one by one.
         return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
-    def _cheapest_way(self) -> str:
-        """The first of WAYS in which the model gives the outputs of three copies run as a whole."""
+    def _can_run_rest_only(self) -> bool:
+        """Whether the model gives the outputs of three copies that are run as a whole."""
         if self._call.one_at_a_time:
-            return WAYS[-1]
+            return False
         with torch.no_grad():
             copies = with_noise(self.inputs[0][:1], 3)
-            expected = self._run("all", 0, 0, copies.clone())
-            for way in WAYS[:-1]:
-                try:
-                    outputs = self._run(way, 0, 0, copies.clone())
-                except Exception:  # what can go wrong is up to the model
-                    continue
-                # All rows that come to the layer were computed: nothing would be saved.
-                in_vain = way == "one row" and not self._one_row_came
-                if not in_vain and agree(outputs, expected):
-                    return way
-        return WAYS[-1]
+            expected = self._run(False, 0, 0, copies.clone())
+            try:
+                return agree(self._run(True, 0, 0, copies.clone()), expected)
+            except Exception:  # what can go wrong is up to the model
+                return False
 
 
 def with_noise(maps: Tensor, n_copies: int) -> Tensor:

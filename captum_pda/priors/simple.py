@@ -15,7 +15,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext, pasted
 from captum_pda.priors.field import prior_for, prior_settings
 from captum_pda.priors.protocol import Images, PatchPrior, batches_of
-from captum_pda.regions.protocol import PlacedWindows, Windows
+from captum_pda.regions.protocol import PlacedWindows, Windows, drawing_numbers
 
 
 class ConstantPrior:
@@ -296,7 +296,9 @@ class EmpiricalMeanPrior:
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         prior = prior_for(self.prior, "sample")
-        generator = device_sync.generator_for((self._seed, regions.first), example.device)
+        generator = device_sync.generator_for(
+            (self._seed, *drawing_numbers(regions)), example.device
+        )
         # A sum of many draws can be beyond half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=example.device)

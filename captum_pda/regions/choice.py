@@ -14,7 +14,6 @@ from captum_pda.regions.superpixels import (
     Granularities,
     Superpixels,
     check_granularities,
-    has_superpixels,
 )
 from captum_pda.regions.windows import (
     LARGE_SIDE,
@@ -35,6 +34,8 @@ Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 
+#: The shorter side from which an image has superpixels by default.
+SMALLEST_SIDE = 64
 #: Kinds of regions that are found in images: classes that are called with the images
 #: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class in place of the name,
 #: such as ``partial(Superpixels, roi=mask)``.
@@ -129,7 +130,7 @@ def _default_regions(
 ) -> tuple[Regions, ...]:
     """The default regions of a tensor; ``found`` has the superpixels that were found before."""
     shape = tuple(tensor.shape)
-    if strides is not None or not has_superpixels(shape):
+    if strides is not None or len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
         return default_grids(shape[2:], strides, context)
     granularities = context.granularities[effort]
     for granularity in granularities:

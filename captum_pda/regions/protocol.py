@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -54,6 +55,18 @@ class Windows(Protocol):
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
         """The flat numbers of each box's pixels in the input, (W, pixels per box)."""
         ...
+
+
+def drawing_numbers(windows: Windows) -> tuple[int, int]:
+    """What the draws of regions are seeded by: two different lots of regions have other numbers.
+
+    Labels of a mask may be any numbers, so regions of other shapes are known by where the first of
+    them lies too.
+    """
+    if windows.hidden is None or not len(windows):
+        return windows.first, 0
+    shape = np.packbits(windows.hidden[0].cpu().numpy()).tobytes()
+    return windows.first, zlib.crc32(shape, zlib.crc32(windows.corner_array[0].tobytes()))
 
 
 class Regions(Protocol):

@@ -16,8 +16,6 @@ from captum_pda.regions.windows import is_integer
 #: About how many superpixels there are; one number or several.
 Granularities: TypeAlias = int | Sequence[int] | None
 
-#: The shorter side from which an image has superpixels by default.
-SMALLEST_SIDE = 64
 #: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
 COMPACTNESS = 0.1
 
@@ -65,13 +63,10 @@ def _slic(image: Tensor, granularity: int, roi: Tensor | None = None) -> Tensor:
     # Slow to import, and not needed by windows.
     from skimage.segmentation import slic
 
-    values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
-    space = tuple(range(1, values.ndim))
-    low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))
-    stretched = np.moveaxis((values - low) / np.where(high > low, high - low, 1), 0, -1)
-    is_colour = stretched.shape[-1] == 3 and stretched.ndim == 3
+    values = stretched(image, to_lab=False)
+    is_colour = values.shape[-1] == 3 and values.ndim == 3
     labels = slic(
-        stretched,
+        values,
         n_segments=granularity,
         compactness=100 * COMPACTNESS if is_colour else COMPACTNESS,
         sigma=1,
@@ -81,6 +76,20 @@ def _slic(image: Tensor, granularity: int, roi: Tensor | None = None) -> Tensor:
         mask=None if roi is None else roi.cpu().numpy().astype(bool),
     )
     return torch.from_numpy(labels.astype(np.int64)) - 1
+
+
+def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:
+    """An image (C, *space) with each channel from 0 to 1, (*space, C); three channels of an image
+    are taken as red, green and blue and become Lab from -1 to 1."""
+    from skimage.color import rgb2lab
+
+    values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
+    space = tuple(range(1, values.ndim))
+    low, high = (f(values, axis=space, keepdims=True) for f in (np.min, np.max))
+    values = np.moveaxis((values - low) / np.where(high > low, high - low, 1), 0, -1)
+    if to_lab and values.shape[-1] == 3 and values.ndim == 3:
+        values = rgb2lab(values) / 100
+    return values
 
 
 def check_granularities(
@@ -106,8 +115,3 @@ def check_granularities(
             "sliding_window_shapes or scales for one dimension"
         )
     return tuple(int(number) for number in given)
-
-
-def has_superpixels(shape: tuple[int, ...]) -> bool:
-    """Whether an input of shape (N, C, *space) is divided into superpixels by default."""
-    return len(shape) >= 4 and min(shape[2:]) >= SMALLEST_SIDE

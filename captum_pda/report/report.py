@@ -26,11 +26,13 @@ from captum_pda.evidence.strongest import (
     listed_regions,
     strongest_regions,
 )
+from captum_pda.evidence.together import Interactions
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.report.block import Block
 from captum_pda.report.page_file import Page
 from captum_pda.report.pictures import (
@@ -42,12 +44,13 @@ from captum_pda.report.pictures import (
     photo_file,
     thumbnail,
 )
+from captum_pda.report.together import together_header
 from captum_pda.visualization.drawing import AGAINST, FOR
 
 PAGE = Page(
     "Evidence",
     "report.html",
-    ("base.css", "report.css"),
+    ("base.css", "report.css", "together.css"),
     (
         "block.js",
         "elements.js",
@@ -59,6 +62,7 @@ PAGE = Page(
         "picture.js",
         "detail.js",
         "test.js",
+        "together.js",
         "tables.js",
         "controls.js",
         "save.js",
@@ -136,6 +140,7 @@ def write_report(
     options: ReportOptions | None = None,
     example: int | None = None,
     test: SelfTest | bool = True,
+    interactions: Interactions | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -157,6 +162,8 @@ def write_report(
         example: which example of several; the same as ``ReportOptions(example=...)``.
         test: the test of the map that is shown at first; True makes it, with about 40 passes for
             each method, where the evidence has a model to ask, and False leaves it out.
+        interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
+            which a region can be chosen to see its partners.
 
     Returns:
         The path.
@@ -177,7 +184,7 @@ def write_report(
                 f"example={example} and ReportOptions(example={options.example}) differ; give one"
             )
         options = replace(options, example=example)
-    write_whole(path, report_page(methods, photo, options, test=test))
+    write_whole(path, report_page(methods, photo, options, test=test, interactions=interactions))
     return path
 
 
@@ -219,6 +226,7 @@ def report_page(
     options: ReportOptions,
     *,
     test: SelfTest | bool = True,
+    interactions: Interactions | None = None,
 ) -> bytes:
     """The page itself, of evidence by one or several named methods."""
     number, first = _check(methods, options.example)
@@ -248,6 +256,7 @@ def report_page(
         "colours": {"for": FOR, "against": AGAINST},
         "listed": {"count": N_LISTED, "least_share": LEAST_SHARE},
         "methods": shown,
+        "together": together_header(block, interactions, first, number, photo.labels),
         "settings": settings_rows(_settings(first, values, options.settings)),
     }
     whole = first.attribution(classes.columns[0])
@@ -419,14 +428,14 @@ def _part_header(
     if not isinstance(measure, WeightOfEvidence):
         before = measure.value(reference.unsqueeze(1))
         gained = before - measure.value(scores)
-        known["values"] = _add_values(block, gained if part.context == "full" else -gained)
+        known["values"] = _add_values(block, gained if CONTEXTS[part.context].removes else -gained)
     if part.errors is not None:
         errors = in_double(part.errors[number][:, columns]).T * measure.slope(scores).abs()
         known["errors"] = _add_values(block, errors)
     if part.depth != "input" or isinstance(evidence.prior, PriorOfFile):
         return known
     example = evidence.inputs[0][number].detach().cpu()
-    if part.context == "empty":
+    if CONTEXTS[part.context].starts_from_nothing:
         nothing = EmptyContext(evidence.prior).nothing_seen(example)
         known["nothing"] = block.add_bytes(jpeg(display.bytes(nothing), 85))
     elif _has_shapes(part, number):
@@ -530,7 +539,7 @@ def _on_photo(values: Any, space: tuple[int, ...]) -> Any:
 
 def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | None:
     """All evidence for an output, where the model was asked with nothing seen."""
-    empty = [part for part in evidence.parts if part.context == "empty"]
+    empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
     if not empty:
         return None
     total = float(evidence.total(column)[number])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import copy
 
 import numpy as np
@@ -93,13 +94,13 @@ class Asker:
         hidden: Tensor,
         context: str = "full",
         box: Tensor | None = None,
-        title: str | None = None,
+        progress: ProgressBar | str | None = None,
     ) -> Tensor:
         """The scores of an example with pixels hidden; see ``AskedExample.scores``."""
         example = self._numbers[example]
         if example not in self._examples:
             self._examples[example] = AskedExample(self, example)
-        return self._examples[example].scores(hidden, context, box, title)
+        return self._examples[example].scores(hidden, context, box, progress)
 
 
 class AskedExample:
@@ -133,7 +134,11 @@ class AskedExample:
 
     @torch.no_grad()
     def scores(
-        self, hidden: Tensor, context: str, box: Tensor | None = None, title: str | None = None
+        self,
+        hidden: Tensor,
+        context: str,
+        box: Tensor | None = None,
+        progress: ProgressBar | str | None = None,
     ) -> Tensor:
         """The scores with each set of pixels (K, *space) hidden.
 
@@ -142,7 +147,7 @@ class AskedExample:
             context: "full" or "empty".
             box: pixels (*space) that all sets lie in. Samples of all sets that are asked with the
                 same box are drawn with the same random numbers.
-            title: of the progress bar; None shows none.
+            progress: the title of a progress bar, or a bar of several such runs; None shows none.
 
         Returns:
             (samples, K, columns). What stops the run carries the same as its ``result``, with NaN
@@ -158,13 +163,16 @@ class AskedExample:
         found = {key: self._known[key] for key in keys if key in self._known}
         rows = {key: row for row, key in reversed(list(enumerate(keys))) if key not in found}
         new = sorted(rows.items(), key=lambda item: item[1])
-        bar = ProgressBar(len(new) * n_samples, title, warns=True)
+        bar = progress
+        if not isinstance(bar, ProgressBar):
+            bar = ProgressBar(len(new) * n_samples, bar, warns=True)
+        closing = nullcontext() if bar is progress else bar
         try:
-            with bar, evaluation_mode(self._asker.call.forward_func):
+            with closing, evaluation_mode(self._asker.call.forward_func):
                 self._run(new, hidden, context, where, found, bar)
                 if not self._agrees(context, len(new) * n_samples):
                     found.clear()
-                    return self.scores(hidden, context, box, title)
+                    return self.scores(hidden, context, box, progress)
         except BaseException as error:
             attach_result(error, self._stacked(keys, found, n_samples))
             raise

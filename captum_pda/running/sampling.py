@@ -16,7 +16,7 @@ from captum_pda.engines.protocol import Advance, Read
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind
 from captum_pda.regions.contexts import Context
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Windows, drawing_numbers
 
 #: The error of a region is first checked after this many samples, and then each time that their
 #: number has grown by this factor.
@@ -49,7 +49,8 @@ class Sampling:
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
-        return device_sync.generator_for((self.seed, windows.first, self.part), device)
+        first, place = drawing_numbers(windows)
+        return device_sync.generator_for((self.seed, first, self.part, place), device)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from captum_pda.visualization.regions import (
     visualize_strongest_regions,
 )
 from captum_pda.visualization.space import visualize_signal, visualize_volume
+from captum_pda.visualization.together import visualize_interactions, visualize_parts
 
 __all__ = [
     "evidence_scale",
@@ -25,6 +26,8 @@ __all__ = [
     "visualize_evidence_multiple",
     "visualize_evidence_parts",
     "visualize_explanation",
+    "visualize_interactions",
+    "visualize_parts",
     "visualize_self_test",
     "visualize_signal",
     "visualize_strongest_regions",

@@ -161,9 +161,14 @@ def outline_pixels(
     axes.set_xlim(-0.5, width - 2.5)
     axes.set_ylim(height - 2.5, -0.5)
     if number:
-        depth = distance_transform_edt(inside)
-        row, column = np.unravel_index(int(depth.argmax()), depth.shape)
-        mark(axes, number, colour, (float(column - 1), float(row - 1)))
+        mark(axes, number, colour, roomiest_place(pixels))
+
+
+def roomiest_place(pixels: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """The column and the row of the pixel of (H, W) with most room around it."""
+    depth = distance_transform_edt(np.pad(pixels, 1))
+    row, column = np.unravel_index(int(depth.argmax()), depth.shape)
+    return float(column - 1), float(row - 1)
 
 
 def mark(axes: Axes, number: str, colour: str, place: tuple[float, float], **options: Any) -> None:

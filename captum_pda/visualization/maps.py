@@ -14,9 +14,9 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
-from captum_pda.evidence.words import CONTEXTS
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.visualization.arrays import (
     Floats,
     Image,

@@ -138,6 +138,21 @@ def test_contrast_alone_and_by_gradient() -> None:
     np.testing.assert_allclose(bits, raw[0, 0], atol=1e-3 * float(abs(bits).max()))
 
 
+def test_an_expected_class(capsys: pytest.CaptureFixture[str]) -> None:
+    model, image = expected()
+    first, second = model(image)[0].topk(2).indices.tolist()
+    options = ("cat.png", "--method", "efficient", "--quiet", "--expected")
+    assert run(*options[:3], "--expected", f"index:{second}", "--no-test") == 0
+    said = capsys.readouterr().out
+    assert "regions (" in said
+    assert LABELS[first] in said
+    assert f"{LABELS[second]} is first" in said or f"say {LABELS[second]}" in said
+    assert run(*options, "wolf", "--overwrite") == 2
+    assert "--expected" in capsys.readouterr().err
+    assert run("cat.png", *QUICK, "--expected", "cat") == 2
+    assert "several regions of the photo at once" in capsys.readouterr().err
+
+
 def test_several_targets_by_number_and_part_of_a_name() -> None:
     assert run(*QUICK, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0") == 0
     with np.load("cat.png_evidence.npz") as file:

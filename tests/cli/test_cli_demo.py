@@ -68,7 +68,9 @@ def make_region(corner: tuple[int, int], value: float = 1.0) -> StrongRegion:
     """A square of ten pixels, that is asked about in both contexts."""
     pixels = np.zeros((100, 100), dtype=np.bool_)
     pixels[corner[0] : corner[0] + 10, corner[1] : corner[1] + 10] = True
-    return StrongRegion(pixels, value, 0.5, 0.2, 2.0, -0.25, False, BITS)
+    return StrongRegion(
+        pixels, value, 0.5, {"full": 2.0, "empty": -0.25}, {"full": 0.2, "empty": 0.4}, False, BITS
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,10 +110,10 @@ def test_an_answer_in_words() -> None:
 def test_no_answer_in_words() -> None:
     nothing = "  no region says anything, to within 0.01 bits"
     assert lines_of([], []) == ["Why cat (50.0%)?", nothing]
-    weak = replace(make_region((0, 0), 0.001), lost=0.002, alone=None)
+    weak = replace(make_region((0, 0), 0.001), evidence={"full": 0.002})
     assert lines_of([weak], []) == ["Why cat (50.0%)?", nothing]
     # What is strong to any of the questions is listed.
-    assert len(lines_of([replace(weak, alone=-0.5)], [])) == 2
+    assert len(lines_of([replace(weak, evidence={"full": 0.002, "empty": -0.5})], [])) == 2
 
 
 def test_top_classes_in_words() -> None:

@@ -163,7 +163,7 @@ def test_another_size_of_the_same_example_is_tried_at_the_cost_of_one_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The dense engine's time is known, and the unperturbed example's maps are there."""
-    seconds = 4.1 / len(SMALL)  # too quick for the larger windows alone, which are fewer
+    seconds = 6.1 / len(SMALL)  # too quick for the larger windows alone, which are fewer
     model = Timed(monkeypatch, seconds, seconds / 2)
     assert run(model, LARGE)[0].engine == "dense"
     model.copies = {True: 0, False: 0}

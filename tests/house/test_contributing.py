@@ -76,8 +76,7 @@ def test_an_output_kind_is_added_as_the_page_says(names, capsys):
         torch.testing.assert_close(evidence.probabilities, (model(image) / 2).softmax(1))
         assert evidence.output == "tempered"
         assert "code_sha256" in EfficientPDA(model, output="tempered").settings()["output"]
-        with pytest.raises(SystemExit):
-            main(["explain", "--help"])
+        main(["explain", "--help"])
         assert "temperature of 2" in " ".join(capsys.readouterr().out.split())
     finally:
         OUTPUT_KINDS.pop("tempered", None)

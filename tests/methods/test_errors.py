@@ -30,7 +30,7 @@ MANY_INPUTS = {"attention_mask": torch.ones(1, 9), "pixel_values": torch.zeros(1
     [
         (None, TypeError, "inputs must be a tensor"),
         ([torch.zeros(1, 3, 9, 9)], TypeError, r"tuple of tensors, got list.*tuple\(inputs\)"),
-        ({"pixel_values": torch.zeros(1, 3, 9, 9)}, TypeError, PIXEL_VALUES),
+        (MANY_INPUTS, TypeError, PIXEL_VALUES),
         (UserDict(MANY_INPUTS), TypeError, PIXEL_VALUES),
         ({"path": "cat.jpg"}, TypeError, "got dict without a tensor"),
         (np.zeros((1, 3, 9, 9)), TypeError, r"torch\.as_tensor\(inputs\)"),

@@ -10,8 +10,7 @@ from conftest import make_classifier, make_convolutional, make_images
 from torch import Tensor, nn
 
 from captum_pda import GaussianPatchPrior, LayerPDA
-from captum_pda.model.call import ModelCall
-from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
+from captum_pda.model.layers import NoFeatureMapError
 
 
 def bits(outputs: Tensor, target: int) -> Tensor:
@@ -116,14 +115,13 @@ def test_only_what_follows_the_layer_is_run_on_every_copy(how):
 
 
 @pytest.mark.parametrize("how", ["cat", "add in place", "early batch size", "mean of rows"])
-def test_a_model_that_joins_earlier_tensors_computes_one_row_up_to_the_layer(how):
+def test_a_model_that_joins_earlier_tensors_is_run_as_a_whole(how):
     model = Joined(how)
     pda = LayerPDA(model, "layer")
     found = pda.attribute(IMAGE, target=1, perturbations_per_eval=7)
     expected = slow_map(model, model.layer, IMAGE, 1)
     torch.testing.assert_close(found[0, 0], expected, rtol=1e-9, atol=1e-9)
-    assert "only what follows layer" in pda.engine_report.reason
-    assert LayerCall(ModelCall(model, (IMAGE,)), named_layer(model, "layer")).way == "one row"
+    assert "the whole model is run" in pda.engine_report.reason
 
 
 def test_a_model_that_mixes_the_rows_of_a_batch_before_the_layer_is_run_as_a_whole():
@@ -138,15 +136,6 @@ def test_a_model_that_mixes_the_rows_of_a_batch_before_the_layer_is_run_as_a_who
     expected = slow_map(model, model.layer, IMAGE, 1)
     torch.testing.assert_close(found[0, 0], expected, rtol=1e-9, atol=1e-9)
     assert "the whole model is run" in pda.engine_report.reason
-
-
-def test_one_row_that_became_all_before_the_layer_saves_nothing():
-    class Turned(Joined):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.transpose(0, 1).transpose(0, 1))
-
-    model = Turned("cat")
-    assert LayerCall(ModelCall(model, (IMAGE,)), named_layer(model, "layer")).way == "all"
 
 
 @pytest.mark.parametrize("context", ["full", "empty"])

@@ -28,6 +28,7 @@ from captum_pda import (
 )
 from captum_pda.priors import EmptyContext, prior_for, prior_settings
 from captum_pda.regions.protocol import PlacedWindows
+from captum_pda.running.sampling import Sampling
 
 #: Correlation length and smoothness of fields; None has no fit.
 FIELDS = [None, (6.0, 1e-3), (3.0, 1.5), (1e4, 1e3), (0.1, 1e-3)]
@@ -360,6 +361,18 @@ def test_samples_follow_the_generator_and_not_the_global_one():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_regions_of_any_labels_have_noise_of_their_own():
+    """A part of one group of boxes may begin with the number of another group."""
+    labels = torch.tensor([[0] * 2 + [1] * 12 + [2] * 2] * 3)
+    sampling = Sampling(2, seed=1)
+    draws = [
+        torch.rand(4, generator=sampling.generator(boxes[n : n + 1], torch.device("cpu")))
+        for boxes in FeatureMaskRegions(labels[None]).boxes(0)
+        for n in range(len(boxes))
+    ]
+    assert len(torch.stack(draws).unique(dim=0)) == len(labels.unique())
+
+
 @pytest.mark.parametrize("regions", [{"sliding_window_shapes": 5}, {"superpixels": 6}])
 def test_draws_do_not_depend_on_the_batch_size_or_on_batch_mates(regions):
     images = make_images(2, 3, 20, 21)
@@ -418,7 +431,20 @@ def test_a_fit_recovers_the_field_that_images_were_drawn_from(space, length, smo
         prior.colour_covariance, torch.from_numpy(COLOURS), rtol=0.1, atol=0.05
     )
     torch.testing.assert_close(prior.mean, torch.from_numpy(MEAN), rtol=0.1, atol=0.5)
-    assert f"{prior}".startswith("GaussianFieldPrior(correlation_length=")
+    assert prior.correlation_distance > prior.correlation_length
+    assert f"over {prior.correlation_distance:.3g} pixels" in repr(prior)
+
+
+def test_a_fit_to_very_smooth_images_tells_over_how_many_pixels_they_are_correlated():
+    """Of l and b only the product counts there, and either may end at its bound."""
+    images = simulated(20, (40, 40), 2.0, 50.0, COLOURS, MEAN, 0)
+    prior = GaussianFieldPrior().fit(images)
+    assert prior.correlation_distance == pytest.approx(math.sqrt(2.0 * 50.0), rel=0.15)
+    # The eigenvalue at that distance has half the power of the eigenvalue 0.
+    v = prior.correlation_distance**-2
+    assert v + (prior.smoothness * v) ** 2 == pytest.approx(prior.correlation_length**-2)
+    rough = make_field((7.0, 0.0), 1)
+    assert rough.correlation_distance == 7.0
 
 
 def test_a_fit_to_images_of_neighbours_alike_is_not_smooth():

@@ -334,3 +334,24 @@ def test_the_view_is_saved_as_a_png(page):
     assert content.startswith(b"\x89PNG")
     assert download.value.suggested_filename.endswith(".png")
     assert "<" not in download.value.suggested_filename
+
+
+def test_a_region_is_chosen_to_see_its_partners(browser, tmp_path):
+    evidence = by_superpixels()
+    target = order_of(evidence)[0]
+    found = evidence.interactions(target, regions=4)
+    report = make_report(tmp_path, evidence, interactions=found, test=False)
+    with opened(browser, report) as page:
+        assert page.is_visible("#together")
+        assert page.inner_text("#together-name") == f"For {LABELS[target]}:"
+        strongest = found.pairs()[0]
+        assert f"with {strongest.second}: " in page.inner_text("#together-partners")
+        page.click("#together-regions label:nth-child(3)")
+        assert page.inner_text("#together-lost").startswith("Region 2, without it alone: ")
+        rows = page.inner_text("#together-partners").splitlines()
+        assert len(rows) == 3
+        own = [pair for pair in found.pairs() if 2 in (pair.first, pair.second)]
+        assert own[0].meaning in rows[0]
+        assert page.evaluate(LOW_CONTRAST) == []
+    with opened(browser, make_report(tmp_path, evidence, test=False)) as page:
+        assert not page.is_visible("#together")

@@ -12,13 +12,7 @@ from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample, is
 from captum_pda.engines.incremental.boxes import Boxed, Span, order_of_windows
 from captum_pda.engines.incremental.cache import PassState, channels_last
 from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
-from captum_pda.engines.protocol import (
-    Advance,
-    EngineReport,
-    Forward,
-    IncrementalError,
-    Read,
-)
+from captum_pda.engines.protocol import Advance, EngineReport, Forward, IncrementalError, Read
 from captum_pda.regions.protocol import Windows
 
 #: A batch has this many times the copies of a dense one, since each takes less time and memory.

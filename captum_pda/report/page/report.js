@@ -28,6 +28,7 @@ async function start() {
   const detail = new Detail(view);
   const tables = new Tables(view, () => looked(false));
   const test = new MapTest(view, photo);
+  new Together(view, photo, arrays);
   const chosen = () => {
     picture.redraw();
     detail.redraw();

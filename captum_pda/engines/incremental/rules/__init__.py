@@ -1,7 +1,7 @@
 """Which rule is for which function of PyTorch's. Rules are declared where they are written::
 
     @rule("flip", aliases=False, saves=False)
-    def flip(state: PassState, func: Callable[..., Tensor], x: Boxed, dims: Any) -> Boxed:
+    def flip(state: PassState, func: Function, x: Boxed, dims: Any) -> Boxed:
         ...
 
 A rule is called as ``rule(state, func, *args, **kwargs)`` with a ``Boxed`` in the place of every

@@ -29,7 +29,7 @@ from captum_pda.engines.incremental.boxes import (
     slides_for,
     spans_after,
 )
-from captum_pda.engines.incremental.cache import CallCache, PassState
+from captum_pda.engines.incremental.cache import CallCache, Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 from captum_pda.engines.incremental.rules.shape import PostponedPadding
 from captum_pda.engines.protocol import IncrementalError
@@ -52,7 +52,7 @@ class PostponedConvolution(Postponed):
     """
 
     cache: CallCache
-    func: Callable[..., Tensor]
+    func: Function
     maps: Tensor
     weight: Tensor
     bias: Tensor | None
@@ -85,7 +85,7 @@ class PostponedConvolution(Postponed):
 @rule("conv1d conv2d conv3d", saves=True)
 def convolution(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Any,
     weight: Any,
     bias: Any = None,
@@ -169,7 +169,7 @@ def _by_differences(slides: list[Slide], weight: Tensor) -> bool:
 @rule(F.batch_norm)
 def batch_norm(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     running_mean: Any,
     running_var: Any,
@@ -277,12 +277,7 @@ KERNEL = (
     (1 / 24, -1 / 12, 1 / 6),
     (0, 0, 1),
 )
-OUTPUT = (
-    (1, 1, 1, 1, 1, 0),
-    (0, 1, -1, 2, -2, 0),
-    (0, 1, 1, 4, 4, 0),
-    (0, 1, -1, 8, -8, 1),
-)
+OUTPUT = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 
 
 def convolve(

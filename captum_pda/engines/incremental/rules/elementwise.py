@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines.incremental.boxes import Boxed, PostponedCall, Span, postpone, read_boxes
-from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
 #: Functions of every number by itself, under all the names that PyTorch gives them.
@@ -37,9 +37,7 @@ OVERWRITING: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 @rule(POINTWISE, in_place=True)
-def pointwise(
-    state: PassState, func: Callable[..., Any], x: Boxed, *args: Any, **kwargs: Any
-) -> Boxed:
+def pointwise(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
     """Each number by itself."""
     if any(isinstance(argument, Tensor | Boxed) for argument in (*args, *kwargs.values())):
         raise NoRule("an argument is a tensor")
@@ -51,9 +49,7 @@ def pointwise(
     return per_pixel(state, func, x, *args, **kwargs)
 
 
-def per_pixel(
-    state: PassState, func: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
-) -> Boxed:
+def per_pixel(state: PassState, func: Function, x: Any, *args: Any, **kwargs: Any) -> Boxed:
     """The same function of every pixel, with weights that do not depend on the input."""
     if not isinstance(x, Boxed) or any(
         isinstance(argument, Boxed) for argument in (*args, *kwargs.values())
@@ -65,11 +61,7 @@ def per_pixel(
 
 @rule("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout", aliases=True)
 def dropout(
-    state: PassState,
-    func: Callable[..., Tensor],
-    x: Boxed,
-    p: float = 0.5,
-    training: bool = True,
+    state: PassState, func: Function, x: Boxed, p: float = 0.5, training: bool = True
 ) -> Boxed:
     """Nothing happens outside training."""
     if training:
@@ -78,23 +70,19 @@ def dropout(
 
 
 @rule("contiguous detach alias positive __pos__", aliases=True)
-def unchanged(
-    state: PassState, func: Callable[..., Any], x: Boxed, *args: Any, **kwargs: Any
-) -> Boxed:
+def unchanged(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
     """The same numbers, perhaps in another place of memory."""
     return x
 
 
 @rule("clone")
-def copied(state: PassState, func: Callable[..., Any], x: Boxed, **kwargs: Any) -> Boxed:
+def copied(state: PassState, func: Function, x: Boxed, **kwargs: Any) -> Boxed:
     """The same numbers in memory of their own; shared here, since boxes are never written."""
     return x.copy()
 
 
 @rule("linear", saves=True)
-def linear(
-    state: PassState, func: Callable[..., Tensor], x: Any, weight: Any, bias: Any = None
-) -> Boxed:
+def linear(state: PassState, func: Function, x: Any, weight: Any, bias: Any = None) -> Boxed:
     """A product with the last dimension, where that holds a pixel's channels."""
     _check_last(x, 1)
     return per_pixel(state, func, x, weight, bias)
@@ -103,7 +91,7 @@ def linear(
 @rule("layer_norm")
 def layer_norm(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Any,
     normalized_shape: Any,
     weight: Any = None,
@@ -117,9 +105,7 @@ def layer_norm(
 
 
 @rule("softmax log_softmax")
-def softmax(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, dim: Any, **kwargs: Any
-) -> Boxed:
+def softmax(state: PassState, func: Function, x: Boxed, dim: Any, **kwargs: Any) -> Boxed:
     """A softmax over channels."""
     if not isinstance(dim, int) or dim % len(x.shape) in (0, *x.space):
         raise NoRule("it mixes other dimensions than the channels")
@@ -127,9 +113,7 @@ def softmax(
 
 
 @rule("prelu local_response_norm")
-def channels_first(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any
-) -> Boxed:
+def channels_first(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
     """A function of each pixel's channels, which it expects in dimension 1."""
     if not isinstance(x, Boxed) or not x.images:
         raise NoRule("its input is not a batch of images")
@@ -145,9 +129,7 @@ def _check_last(x: Any, count: int) -> None:
 
 
 @rule("to cpu cuda type_as double float half bfloat16")
-def convert(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any
-) -> Boxed:
+def convert(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
     """Another type or device; a memory format is not changed."""
     memory_format = kwargs.pop("memory_format", None)
     if memory_format is not None and func is Tensor.to and not args and not kwargs:
@@ -176,7 +158,7 @@ SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
 @rule(ELEMENTWISE, in_place=True)
 def elementwise(
-    state: PassState, func: Callable[..., Any], one: Any, other: Any, *args: Any, **kwargs: Any
+    state: PassState, func: Function, one: Any, other: Any, *args: Any, **kwargs: Any
 ) -> Boxed:
     """Arithmetic of two maps, or of a map and constants."""
     operands = [one, other]
@@ -199,7 +181,7 @@ def elementwise(
 
 
 def _sum(
-    state: PassState, func: Callable[..., Any], one: Boxed, other: Boxed, spans: tuple[Span, ...]
+    state: PassState, func: Function, one: Boxed, other: Boxed, spans: tuple[Span, ...]
 ) -> Boxed:
     """A sum, added in place to a convolution's result that nothing else has read."""
     for operand in (one, other):
@@ -218,7 +200,7 @@ def _added(one: Boxed, other: Boxed, spans: tuple[Span, ...]) -> Tensor:
 
 
 @rule("cat concat concatenate")
-def concatenate(state: PassState, func: Callable[..., Tensor], maps: Any, dim: int = 0) -> Boxed:
+def concatenate(state: PassState, func: Function, maps: Any, dim: int = 0) -> Boxed:
     """Maps side by side along a dimension that is neither space nor the batch."""
     boxed = [operand for operand in maps if isinstance(operand, Boxed)]
     first = boxed[0]

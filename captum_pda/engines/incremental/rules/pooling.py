@@ -19,7 +19,7 @@ from captum_pda.engines.incremental.boxes import (
     slide_boxes,
     slides_for,
 )
-from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
 MAX_POOLING: dict[int, Callable[..., Tensor]] = {
@@ -37,7 +37,7 @@ AVERAGE_POOLING: dict[int, Callable[..., Tensor]] = {
 @rule("max_pool1d max_pool2d max_pool3d", saves=True)
 def max_pool(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     kernel_size: Any,
     stride: Any = None,
@@ -64,7 +64,7 @@ def max_pool(
 @rule("avg_pool1d avg_pool2d avg_pool3d", saves=True)
 def average_pool(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     kernel_size: Any,
     stride: Any = None,
@@ -127,11 +127,7 @@ def adaptive_average_pool(
 # Functions of these names elsewhere give indices too.
 @rule(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, saves=True)
 def adaptive_max_pool(
-    state: PassState,
-    func: Callable[..., Tensor],
-    x: Boxed,
-    output_size: Any,
-    return_indices: bool = False,
+    state: PassState, func: Function, x: Boxed, output_size: Any, return_indices: bool = False
 ) -> Boxed:
     """The maximum of equal parts of the map."""
     _check_images(x)
@@ -153,7 +149,7 @@ def mean(
 @rule("mean", saves=True)
 def mean_over_space(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     dim: Any = None,
     keepdim: bool = False,

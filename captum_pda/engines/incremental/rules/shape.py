@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.incremental.boxes import Boxed, Postponed, Span
-from captum_pda.engines.incremental.cache import PassState
+from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
 
 @rule("permute", aliases=True)
-def permute(state: PassState, func: Callable[..., Tensor], x: Boxed, *dims: Any) -> Boxed:
+def permute(state: PassState, func: Function, x: Boxed, *dims: Any) -> Boxed:
     """The dimensions in another order; the batch stays first."""
     order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     order = [dim % len(x.shape) for dim in order]
@@ -28,9 +27,7 @@ def permute(state: PassState, func: Callable[..., Tensor], x: Boxed, *dims: Any)
 
 
 @rule("transpose swapaxes swapdims", aliases=True)
-def transpose(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, dim0: int, dim1: int
-) -> Boxed:
+def transpose(state: PassState, func: Function, x: Boxed, dim0: int, dim1: int) -> Boxed:
     """Two dimensions exchanged."""
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
@@ -38,9 +35,7 @@ def transpose(
 
 
 @rule("movedim moveaxis", aliases=True)
-def movedim(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, source: Any, target: Any
-) -> Boxed:
+def movedim(state: PassState, func: Function, x: Boxed, source: Any, target: Any) -> Boxed:
     """Dimensions moved elsewhere."""
     order = torch.empty(tuple(range(len(x.shape))), device="meta")
     moved = torch.movedim(order, source, target)
@@ -48,7 +43,7 @@ def movedim(
 
 
 @rule("view reshape", aliases=True)
-def reshape(state: PassState, func: Callable[..., Tensor], x: Boxed, *shape: Any) -> Boxed:
+def reshape(state: PassState, func: Function, x: Boxed, *shape: Any) -> Boxed:
     """Channels split or merged, with batch and space as they are."""
     wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
     if isinstance(wanted, torch.dtype):
@@ -59,7 +54,7 @@ def reshape(state: PassState, func: Callable[..., Tensor], x: Boxed, *shape: Any
 
 @rule("flatten", aliases=True)
 def flatten(
-    state: PassState, func: Callable[..., Tensor], x: Boxed, start_dim: int = 0, end_dim: int = -1
+    state: PassState, func: Function, x: Boxed, start_dim: int = 0, end_dim: int = -1
 ) -> Boxed:
     """Dimensions merged, as long as these are only channels."""
     sizes = list(torch.empty(x.shape, device="meta").flatten(start_dim, end_dim).shape)
@@ -67,7 +62,7 @@ def flatten(
 
 
 @rule("unsqueeze", aliases=True)
-def unsqueeze(state: PassState, func: Callable[..., Tensor], x: Boxed, dim: int) -> Boxed:
+def unsqueeze(state: PassState, func: Function, x: Boxed, dim: int) -> Boxed:
     """A new dimension of one."""
     sizes = list(torch.empty(x.shape, device="meta").unsqueeze(dim).shape)
     return _regroup(state, x, sizes)
@@ -90,7 +85,7 @@ def _regroup(state: PassState, x: Boxed, sizes: list[int]) -> Boxed:
 
 
 @rule("chunk split split_with_sizes tensor_split", aliases=True)
-def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim: int = 0) -> Any:
+def split(state: PassState, func: Function, x: Boxed, sizes: Any, dim: int = 0) -> Any:
     """The channels in parts (``chunk``, ``split`` and the like)."""
     if dim % len(x.shape) in (0, *x.space):
         raise NoRule("it splits copies or places")
@@ -100,7 +95,7 @@ def split(state: PassState, func: Callable[..., Any], x: Boxed, sizes: Any, dim:
 
 
 @rule("__getitem__", aliases=True)
-def index(state: PassState, func: Callable[..., Tensor], x: Boxed, key: Any) -> Boxed:
+def index(state: PassState, func: Function, x: Boxed, key: Any) -> Boxed:
     """Some channels: ``x[:, 3]``, ``x[:, :8]`` and the like."""
     keys = list(key) if isinstance(key, tuple) else [key]
     plain = (isinstance(part, int | slice) or part is Ellipsis for part in keys)
@@ -138,7 +133,7 @@ class PostponedPadding(Postponed):
 @rule("pad")
 def pad(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     pad: Any,
     mode: str = "constant",
@@ -171,7 +166,7 @@ def pad(
 
 def _pad_whole(
     state: PassState,
-    func: Callable[..., Tensor],
+    func: Function,
     x: Boxed,
     pairs: dict[int, tuple[int, int]],
     arguments: tuple[Any, ...],

@@ -1,0 +1,59 @@
+"""The part of a page that tells what pairs of regions say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from captum_pda.evidence.evidence import WindowEvidence
+from captum_pda.evidence.together import Interactions, flat_target
+from captum_pda.model.measures import signed
+from captum_pda.report.block import Block
+from captum_pda.visualization.drawing import roomiest_place
+from captum_pda.visualization.together import COVER, LEAST_SHARE, TOGETHER
+
+
+def together_header(
+    block: Block,
+    interactions: Interactions | None,
+    evidence: WindowEvidence,
+    example: int,
+    labels: Sequence[str] | None,
+) -> dict[str, Any] | None:
+    """The regions, what is lost without each, and every pair; None where nothing was asked."""
+    if interactions is None:
+        return None
+    game = interactions.coalitions
+    if game.pixels.shape[1:] != tuple(evidence.inputs[0].shape[2:]) or game.example != example:
+        raise ValueError(
+            "interactions are of another input than the evidence; make them with "
+            "evidence.interactions(target), of the same example"
+        )
+    owners = np.full(game.pixels.shape[1:], -1, dtype=np.int32)
+    places = []
+    for number, pixels in enumerate(game.pixels):
+        owners[pixels] = number
+        places.append(list(roomiest_place(pixels)))
+    target = flat_target(game, interactions.target)
+    unit = f" {interactions.unit}" if interactions.unit else ""
+    pairs = interactions.pairs()
+    strongest = max((abs(pair.value) for pair in pairs), default=0.0)
+    return {
+        "name": str(target) if labels is None else labels[target],
+        "owners": block.add(owners, "int32"),
+        "places": places,
+        "lost": [f"without it alone: {signed(-float(one))}{unit}" for one in interactions.lost()],
+        "colours": {"cover": COVER, "together": TOGETHER},
+        "pairs": [
+            {
+                "regions": [pair.first, pair.second],
+                "share": pair.value / strongest if strongest else 0.0,
+                "is_strong": abs(pair.value) >= LEAST_SHARE * strongest > 0,
+                "words": f"{signed(pair.value)}{unit}, {pair.meaning} (without both: "
+                f"{signed(-pair.lost[0])}{unit})",
+            }
+            for pair in pairs
+        ],
+    }

@@ -1,0 +1,170 @@
+"""What regions say together: lines between them, a matrix, and the parts that decide an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from captum_pda._captum import TargetType
+from captum_pda.evidence.together import DecidingPart, Interactions
+from captum_pda.visualization.arrays import Floats, Image, evidence_scale, picture
+from captum_pda.visualization.drawing import (
+    AGAINST,
+    FOR,
+    check_panels,
+    draw_map,
+    draw_picture,
+    finish,
+    mark,
+    new_figure,
+    outline_pixels,
+    roomiest_place,
+    show,
+)
+
+#: The colours of interactions above and below zero: other ones than for and against a class.
+COVER, TOGETHER = "#e08214", "#542788"
+#: The width of the line of the strongest pair, and the share of it from which on lines are drawn.
+WIDEST, LEAST_SHARE = 6.0, 0.1
+
+
+def visualize_interactions(
+    interactions: Interactions,
+    target: TargetType = None,
+    image: Image | None = None,
+    n: int = 8,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    title: str | None = None,
+    plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
+    fig_size: tuple[float, float] = (9.5, 4.8),
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw what pairs of regions say together, as lines on the photo and as a matrix.
+
+    A region is red where it speaks for the class by itself, and blue where against it: what is lost
+    without it alone. An orange line joins regions with a positive interaction (each covers for the
+    other), and a purple one those with a negative interaction (they speak only together).
+
+    Args:
+        interactions: what ``evidence.interactions`` returned, of an image.
+        target: the output; without one, that of the interactions.
+        image: what to show. Default: the explained input.
+        n: how many pairs have a line at most; weak ones have none.
+        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
+        title: what to write above the photo.
+        plt_fig_axis: a figure and two axes to draw on.
+        fig_size: the size of a new figure.
+        use_pyplot: whether a new figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes: the photo and the matrix.
+
+    Example::
+
+        >>> visualize_interactions(evidence.interactions(husky), mean=0.5, std=0.5)
+    """
+    game = interactions.coalitions
+    shown = _picture(game.evidence.inputs[0][game.example] if image is None else image, mean, std)
+    if plt_fig_axis is None:
+        figure = new_figure(fig_size, use_pyplot)
+        axes = list(np.ravel(figure.subplots(1, 2)))
+    else:
+        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 2)
+    draw_picture(axes[0], 0.35 + 0.65 * shown)
+    lost = interactions.lost(target).cpu().numpy()
+    colours = [FOR if value >= 0 else AGAINST for value in lost]
+    places = [roomiest_place(pixels) for pixels in interactions.pixels]
+    for pixels, colour in zip(interactions.pixels, colours, strict=True):
+        outline_pixels(axes[0], pixels, colour)
+    pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
+    strongest = max((abs(pair.value) for pair in pairs), default=0.0)
+    for pair in reversed(pairs):
+        share = abs(pair.value) / strongest if strongest else 0.0
+        if share >= LEAST_SHARE:
+            ends = np.array([places[pair.first], places[pair.second]])
+            axes[0].plot(
+                *ends.T,
+                color=COVER if pair.value > 0 else TOGETHER,
+                linewidth=WIDEST * share,
+                solid_capstyle="round",
+                path_effects=[
+                    patheffects.withStroke(linewidth=WIDEST * share + 1.5, foreground="white")
+                ],
+            )
+    for number, (place, colour) in enumerate(zip(places, colours, strict=True)):
+        mark(axes[0], str(number), colour, place)
+    finish(axes[0], title)
+    axes[0].set_xlabel(
+        "orange: each covers for the other; purple: they speak only together", fontsize=8
+    )
+    values = interactions.values(target).cpu().double().numpy()
+    np.fill_diagonal(values, np.nan)
+    scale = evidence_scale(np.nan_to_num(values)[..., None]) or 1.0
+    drawn = draw_map(axes[1], values, scale, cmap="PuOr_r")
+    axes[1].set_xticks(range(len(values)))
+    axes[1].set_yticks(range(len(values)))
+    axes[1].tick_params(labelsize=7, length=0)
+    axes[1].set_title("interaction of each pair", fontsize=10)
+    bar = figure.colorbar(drawn, ax=axes[1], shrink=0.8)
+    bar.set_label(game.evidence.measure.label, fontsize=8)
+    if plt_fig_axis is None and use_pyplot:
+        show()
+    return figure, axes
+
+
+def visualize_parts(
+    parts: DecidingPart | Sequence[DecidingPart],
+    image: Image,
+    names: Sequence[str] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    use_pyplot: bool = True,
+) -> tuple[Figure, list[Axes]]:
+    """Draw the parts that decide an answer: sufficient ones by themselves, necessary ones faded.
+
+    Args:
+        parts: what ``evidence.sufficient`` or ``evidence.necessary`` returned.
+        image: the explained image, (C, height, width).
+        names: of the classes.
+        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
+        use_pyplot: whether the figure is made by pyplot, and shown.
+
+    Returns:
+        The figure and its axes, one for each part.
+
+    Example::
+
+        >>> visualize_parts([*evidence.sufficient(), evidence.necessary()], image[0])
+    """
+    several = [parts] if isinstance(parts, DecidingPart) else list(parts)
+    if not several:
+        raise ValueError("parts is empty: there is nothing to draw")
+    shown = _picture(image, mean, std)
+    figure = new_figure((3.6 * len(several), 4.0), use_pyplot)
+    axes = list(np.ravel(figure.subplots(1, len(several))))
+    for panel, part in zip(axes, several, strict=True):
+        seen = part.pixels if part.alone else ~part.pixels
+        draw_picture(panel, np.where(seen[..., None], shown, 0.8 + 0.2 * shown))
+        outline_pixels(panel, part.pixels, FOR if part.alone else "0.2")
+        finish(panel, None)
+        words = part.described(names)
+        panel.set_title(words.replace(": ", ":\n", 1).replace(", ", ",\n", 1), fontsize=9)
+    if use_pyplot:
+        show()
+    return figure, axes
+
+
+def _picture(
+    image: Image, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
+) -> Floats:
+    if image.ndim != 3:
+        raise ValueError(
+            f"the image has shape {tuple(image.shape)}; this draws images (C, height, width). "
+            "interactions.values() has the numbers of other inputs"
+        )
+    return picture(image, mean, std)

@@ -1,0 +1,345 @@
+"""What regions say together: interactions, the parts that decide an answer, games."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import make_classifier, make_images
+from torch import nn
+
+from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, SampledPDA
+
+TILES = torch.arange(8)[:, None] // 4 * 3 + torch.arange(9) // 3
+#: 16 tiles of 4 x 4 pixels.
+SQUARES = torch.arange(16)[:, None] // 4 * 4 + torch.arange(16) // 4
+
+
+class Tiles(nn.Module):
+    """A classifier of which tiles of an image are bright, by a rule; it counts its examples."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.rule, self.rows = rule, 0
+
+    def forward(self, x):
+        self.rows += len(x)
+        tiles = nn.functional.avg_pool2d(x[:, :1], 4).flatten(1)
+        return self.rule(tiles)
+
+
+def bright(*numbers):
+    image = torch.zeros(1, 1, 16, 16)
+    for number in numbers:
+        image[0, 0][number == SQUARES] = 1.0
+    return image
+
+
+def tile_evidence(rule, image, **options):
+    model = Tiles(rule)
+    pda = EfficientPDA(model, ConstantPrior(0.0))
+    return model, pda.evidence(image, feature_mask=SQUARES, context="both", **options)
+
+
+def one_against_zero(score):
+    return torch.stack([torch.zeros_like(score), score], dim=1)
+
+
+@pytest.mark.parametrize("output", ["logits", "raw"])
+def test_interactions_are_those_of_the_definition(output):
+    image, model = make_images(1, 3, 8, 9), make_classifier()
+    evidence = EfficientPDA(model, output=output).evidence(image, feature_mask=TILES)
+    found = evidence.interactions(2, regions=range(6))
+    masks = np.stack([(number == TILES).numpy() for number in range(6)])
+    assert np.array_equal(found.pixels, masks)
+    for target in range(4):  # from the same passes
+        expected = reference.interactions(model, image[0].numpy(), masks, target, output)
+        np.testing.assert_allclose(found.values(target), expected, atol=1e-4)
+    torch.testing.assert_close(found.lost(1), evidence.window_values(1)[0])
+
+
+def test_regions_that_cover_for_each_other_and_ones_that_speak_only_together():
+    def either(tiles):
+        return one_against_zero(8 * torch.maximum(tiles[:, 0], tiles[:, 5]) - 4)
+
+    def both(tiles):
+        return one_against_zero(8 * tiles[:, 0] * tiles[:, 5] - 4)
+
+    image, bits = bright(0, 5), 8 / np.log(2)
+    for rule, value, words in (
+        (either, bits, "each covers for the other"),
+        (both, -bits, "they speak only together"),
+    ):
+        _, evidence = tile_evidence(rule, image)
+        found = evidence.interactions(1, regions=[0, 5, 9])
+        (pair, *others) = found.pairs()
+        assert (pair.first, pair.second) == (0, 1)
+        assert pair.value == pytest.approx(value, rel=1e-5)
+        assert pair.meaning == words
+        assert words in str(found)
+        assert all(abs(other.value) < 1e-5 for other in others)
+        # The other class is spoken against, by the same pair in the same way.
+        (mirrored, *_) = found.pairs(0)
+        assert mirrored.value == pytest.approx(-value, rel=1e-5)
+        assert mirrored.meaning == f"{words}, against the class"
+
+
+def test_they_take_one_pass_for_each_region_and_pair():
+    model, evidence = tile_evidence(lambda tiles: tiles[:, :3], bright(0, 1, 2))
+    before = model.rows
+    evidence.interactions(1, regions=5)
+    assert model.rows - before == 5 + 10
+    evidence.interactions(0, regions=[0, 1])
+    assert model.rows - before <= 15 + 3
+
+
+def test_the_strongest_regions_are_chosen_and_do_not_overlap():
+    image = make_images(1, 3, 16, 16)
+    evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4, strides=2)
+    found = evidence.interactions(1, regions=6)
+    assert len(found) == 6
+    assert found.pixels.sum(axis=0).max() == 1
+
+
+def test_standard_errors_are_those_of_many_repetitions():
+    image, model = make_images(1, 3, 8, 9), make_classifier()
+
+    def drawn(seed, n_samples):
+        generator = torch.Generator().manual_seed(seed)
+        evidence = SampledPDA(model).evidence(
+            image, n_samples=n_samples, feature_mask=TILES, generator=generator
+        )
+        return evidence.interactions(2, regions=range(6))
+
+    runs = [drawn(seed, 8) for seed in range(16)]
+    spread = torch.stack([run.values() for run in runs]).std(dim=0)
+    said = torch.stack([run.standard_errors() for run in runs]).square().mean(dim=0).sqrt()
+    ratio = (said / spread)[~torch.eye(6, dtype=torch.bool)]
+    assert 0.75 < float(ratio.mean()) < 1.25
+    assert runs[0].pairs()[0].error == pytest.approx(
+        float(runs[0].standard_errors()[runs[0].pairs()[0].first, runs[0].pairs()[0].second])
+    )
+    # What a pair that does not touch has in common with its regions cancels: with random numbers of
+    # their own, the pair alone would have about this error.
+    evidence_errors = [run.coalitions.evidence.standard_error(2)[0] for run in runs]
+    single = torch.stack(evidence_errors).square().mean(dim=0)
+    for a, b in ((0, 2), (3, 5)):
+        assert float(said[a, b]) < float((single[a] + single[b]).sqrt())
+
+
+def test_a_standard_error_needs_samples():
+    _, evidence = tile_evidence(majority, bright(0))
+    with pytest.raises(ValueError, match="SampledPDA"):
+        evidence.interactions(0, regions=2).standard_errors()
+
+
+def test_what_was_asked_is_kept_when_interactions_are_interrupted():
+    model, evidence = tile_evidence(
+        lambda tiles: tiles[:, :3], bright(0, 1), perturbations_per_eval=4
+    )
+    expected = evidence.interactions(0, regions=[0, 1, 2, 3]).values()
+    _, evidence = tile_evidence(lambda tiles: tiles[:, :3], bright(0, 1), perturbations_per_eval=4)
+    model = evidence.ask.call.forward_func
+    rule, stop = model.rule, model.rows + 8
+
+    def stopping(tiles):
+        if model.rows > stop:
+            raise KeyboardInterrupt
+        return rule(tiles)
+
+    model.rule = stopping
+    with pytest.raises(KeyboardInterrupt) as caught:
+        evidence.interactions(0, regions=[0, 1, 2, 3])
+    values = caught.value.result.values()
+    known = values.isfinite()
+    assert 0 < int(known.sum()) < 16
+    torch.testing.assert_close(values[known], expected[known])
+
+
+# Parts
+
+
+def majority(tiles):
+    """Class 1 if three or more of the first six tiles are bright, otherwise 2 or 0."""
+    count = tiles[:, :6].sum(dim=1)
+    return torch.stack([torch.zeros_like(count), 4 * (count - 2.5), 2 * tiles[:, 7] - 1], dim=1)
+
+
+def is_minimal(part, goal):
+    """Whether a part reaches a goal of pixels, and does not without any single region."""
+    fewer = [part.pixels & (number != SQUARES).numpy() for number in part.numbers]
+    return goal(part.pixels) and not any(map(goal, fewer))
+
+
+def test_sufficient_parts_are_minimal_and_disjoint():
+    image = bright(0, 1, 2, 3, 4, 5, 7)
+    model, evidence = tile_evidence(majority, image)
+    before = model.rows
+    parts = evidence.sufficient()
+    assert model.rows - before <= 100
+    assert len(parts) == 2
+    assert sorted(parts[0].numbers + parts[1].numbers) == [0, 1, 2, 3, 4, 5]
+
+    def keeps(pixels):
+        shown = image * torch.from_numpy(pixels)
+        return int(model(shown).argmax()) == 1
+
+    for part in parts:
+        assert part.minimal
+        assert part.alone
+        assert part.first == part.target == 1
+        assert len(part.numbers) == 3
+        assert is_minimal(part, keeps)
+        assert part.share == pytest.approx(3 / 16)
+        assert "only 3 of 16 regions" in str(part)
+        assert "still first" in str(part)
+
+
+def test_a_bound_of_the_probability():
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 4, 5))
+    (part,) = evidence.sufficient(1, n=1, at_least=0.99)
+    assert len(part.numbers) == 4  # 0.99 needs one more than being first does
+    assert part.prediction >= 0.99
+
+
+def test_the_necessary_part_changes_the_answer_and_is_minimal():
+    image = bright(0, 1, 2, 3, 4, 7)
+    model, evidence = tile_evidence(majority, image)
+    before = model.rows
+    part = evidence.necessary()
+    assert model.rows - before <= 100
+    assert part.minimal
+    assert not part.alone
+    assert (part.target, part.first) == (1, 2)
+    assert len(part.numbers) == 3
+
+    def changes(pixels):
+        return int(model(image * torch.from_numpy(~pixels)).argmax()) != 1
+
+    assert is_minimal(part, changes)
+    assert "class 2 is first" in str(part)
+    assert "wolf is first" in part.described(["cat", "husky", "wolf"])
+
+
+def test_an_expected_class_is_the_goal():
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 7))
+    part = evidence.necessary(expected=0)  # tile 7 speaks for class 2, so it must go too
+    assert part.first == 0
+    assert 7 in part.numbers
+    assert len(part.numbers) == 3
+
+
+def test_what_cannot_be_reached_is_none():
+    _, evidence = tile_evidence(
+        lambda tiles: 0 * tiles[:, :3] + torch.tensor([0.0, 2, 1]), bright(0)
+    )
+    assert evidence.necessary() is None
+    assert evidence.necessary(expected=2) is None
+    with pytest.raises(ValueError, match="class 1 is first"):
+        evidence.sufficient(2)
+    with pytest.raises(ValueError, match="nothing to hide"):
+        evidence.necessary(expected=1)
+    with pytest.raises(ValueError, match="give one of them"):
+        evidence.necessary(expected=2, below=0.2)
+
+
+def test_few_passes_say_that_a_part_is_not_minimal():
+    _, evidence = tile_evidence(majority, bright(*range(16)))
+    (part,) = evidence.sufficient(max_passes=6)
+    assert not part.minimal
+    assert "not minimal" in str(part)
+
+
+def test_a_single_logit_and_a_raw_output():
+    model = Tiles(lambda tiles: 8 * tiles[:, :3].sum(dim=1, keepdim=True) - 12)
+    pda = EfficientPDA(model, ConstantPrior(0.0))
+    evidence = pda.evidence(bright(0, 1, 2), feature_mask=SQUARES, context="both")
+    (part,) = evidence.sufficient()
+    assert len(part.numbers) == 2
+    assert len(evidence.necessary().numbers) == 2
+    raw = EfficientPDA(model, ConstantPrior(0.0), output="raw")
+    evidence = raw.evidence(bright(0, 1, 2), feature_mask=SQUARES, context="both")
+    with pytest.raises(ValueError, match="at_least="):
+        evidence.sufficient(0)
+    (part,) = evidence.sufficient(0, at_least=10.0)
+    assert len(part.numbers) == 3
+    assert len(evidence.necessary(0, below=10.0).numbers) == 1
+
+
+# What can be asked, and what cannot
+
+
+def test_evidence_without_a_model_says_what_to_do():
+    _, evidence = tile_evidence(majority, bright(0))
+    loaded = pickle.loads(pickle.dumps(replace(evidence, ask=None)))
+    for question in (loaded.interactions, loaded.sufficient, loaded.necessary):
+        with pytest.raises(ValueError, match="no model to ask"):
+            question(1)
+    layers = LayerPDA(make_classifier()).evidence(make_images(1, 3, 8, 9))
+    with pytest.raises(ValueError, match="layer's feature map"):
+        layers.interactions(1)
+
+
+def test_arguments_that_make_no_sense_are_named():
+    _, evidence = tile_evidence(majority, bright(0))
+    for regions, message in (
+        ([0, 99], r"\[99\]"),
+        ([0], "needs two"),
+        (np.ones((2, 3, 3), bool), "regions have shape"),
+        (np.zeros((2, 16, 16), bool), "without pixels"),
+        (0, "regions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evidence.interactions(1, regions=regions)
+    with pytest.raises(ValueError, match="coalitions have shape"):
+        evidence.coalitions(1, regions=4).ask([[True, False]])
+
+
+def test_masks_of_one_s_own_are_regions():
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3))
+    left = torch.zeros(2, 16, 16, dtype=torch.bool)
+    left[0, :, :8], left[1, :, 8:] = True, True
+    found = evidence.interactions(1, regions=left)
+    assert found.values().shape == (2, 2)
+    hidden = evidence.coalitions(1, regions=left).ask([[True, False]])
+    expected = evidence.ask(0, torch.where(left[0], 0.0, evidence.inputs[0]))
+    torch.testing.assert_close(hidden, expected)
+
+
+# Games
+
+
+def test_a_game_has_the_values_of_its_coalitions():
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3))
+    game = evidence.as_game(1, regions=[0, 1, 2])
+    assert game.n_players == 3
+    values = game([[1, 1, 1], [0, 1, 1], [0, 0, 0]])
+    whole = float(evidence.scores[0, 1]) / np.log(2)
+    assert values[0] == pytest.approx(whole, rel=1e-5)
+    assert values[1] == pytest.approx(
+        whole - float(evidence.in_context("full").window_values(1)[0, 0])
+    )
+    assert values.dtype == np.float64
+    empty = evidence.as_game(1, regions=[0, 1, 2], context="empty")
+    assert empty([False, False, False])[0] == pytest.approx(
+        float(evidence.in_context("empty").parts[0].reference[0, 1]) / np.log(2), rel=1e-5
+    )
+    with pytest.raises(ValueError, match="context"):
+        evidence.as_game(1, context="both")
+
+
+def test_shapiq_plays_the_game():
+    shapiq = pytest.importorskip("shapiq")
+    image = make_images(1, 3, 8, 9)
+    evidence = PDA(make_classifier()).evidence(image, feature_mask=TILES)
+    game = evidence.as_game(2, regions=range(6))
+    exact = shapiq.ExactComputer(n_players=6, game=game)(index="SV", order=1)
+    found = shapiq.KernelSHAP(n=6, random_state=0).approximate(budget=2**6, game=game)
+    for player in range(6):
+        assert found[(player,)] == pytest.approx(exact[(player,)], abs=1e-6)
+    total = game([[1] * 6])[0] - game([[0] * 6])[0]
+    assert sum(exact[(player,)] for player in range(6)) == pytest.approx(total, abs=1e-6)
