@@ -99,8 +99,7 @@ class PhotoWriter:
     def stored(self, number: int) -> Record | None:
         """What a photo's result in a folder was made from; a single photo is explained anew."""
         place = self.plan.places[number]
-        # A volume has no page.
-        whole = all(file.is_file() for file in place.files if file != place.page)
+        whole = all(file.is_file() for file in place.files)
         if self.plan.folder is None or place.numbers is None or not whole:
             return None
         return stored_record(place.numbers, self.settings)
