@@ -643,3 +643,21 @@ def owen_values(tree, value):
             total[player] += after - before
             before = after
     return total / len(every)
+
+
+def added_to_others(model, image, regions, sets, target, output, ridge):
+    """What each boolean region (R, *space) adds to random sets (K, R) of those that are seen.
+
+    The b that minimise sum_k (f_k - a - sum_r b_r (z_kr - 1/2))^2 + ridge sum_r b_r^2, in bits of
+    log-odds (or raw outputs), as a least-squares problem with a row more for each b_r.
+    """
+    scores = [
+        measured(predict(model, see_together(image, regions, ~seen), target, output))
+        for seen in sets
+    ]
+    rows = [[*(seen - 0.5), 1.0] for seen in np.asarray(sets, dtype=float)]
+    penalties = np.sqrt(ridge) * np.eye(len(regions), len(regions) + 1)
+    found, *_ = np.linalg.lstsq(
+        np.vstack([rows, penalties]), np.array([*scores, *np.zeros(len(regions))]), rcond=None
+    )
+    return found[:-1]

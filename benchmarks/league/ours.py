@@ -16,7 +16,7 @@ from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
 from league.networks import BATCH, Network, Photo
 from league.store import MakeMap, Method
 
-EFFORTS = ("quick", "standard")
+EFFORTS = ("quick", "thorough")
 
 
 def ours(kind: type, **arguments: Any) -> MakeMap:

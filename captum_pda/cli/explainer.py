@@ -432,6 +432,7 @@ def parts_in_words(evidence: WindowEvidence) -> str:
     words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
     contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
     if contexts != ["full"]:
-        words.append("both contexts" if len(contexts) > 1 else f"{contexts[0]} context")
+        several = "both contexts" if len(contexts) == 2 else f"{len(contexts)} contexts"
+        words.append(several if len(contexts) > 1 else f"{contexts[0]} context")
     layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
     return ", ".join([*words, *(f"features of {name}" for name in layers)])

@@ -8,7 +8,7 @@ from pathlib import Path
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
 from captum_pda.model.outputs import OUTPUT_KINDS
-from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.contexts import CONTEXTS, planned_passes
 
 METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
 
@@ -22,6 +22,16 @@ def positive(given: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 1")
     return number
+
+
+def effort(given: str) -> str | int:
+    """The name of an effort, or a number of passes."""
+    found = int(given) if given.isdecimal() else given
+    try:
+        planned_passes([CONTEXTS["full"]], found)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).split(", or say")[0]) from None
+    return found
 
 
 def natural(given: str) -> int:
@@ -119,16 +129,17 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "--method",
         choices=METHODS,
         default="pda",
-        help="pda: several sizes in both contexts, and the last feature map (default). efficient: "
+        help="pda: several sizes and contexts, and the last feature map (default). efficient: "
         "one forward pass per window. sampled: several, the papers' definition. gradient: one "
         "backward pass, quick and noisy. layer: the last feature map alone, quick",
     )
     how.add_argument(
         "--effort",
-        choices=tuple(CONTEXTS["full"].granularities),
+        type=effort,
         default="standard",
-        help="how many passes --method pda takes by default: quick about 200, standard about 600 "
-        "(default: %(default)s)",
+        metavar="EFFORT",
+        help="how many passes --method pda takes by default: quick (about 220), standard (about "
+        "330) or thorough (about 960), or a number of them (default: %(default)s)",
     )
     how.add_argument(
         "--superpixels",
@@ -166,9 +177,10 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
     )
     how.add_argument(
         "--context",
-        choices=(*CONTEXTS, "both"),
-        help="full: what is lost when a window goes (default of all methods but pda, which asks "
-        "both). empty: what it says by itself, with nothing else seen. both: the two together",
+        choices=(*CONTEXTS, "both", "all"),
+        help="full: what is lost when a region goes (default of all methods but pda, which asks "
+        "all). empty: what it says by itself, with nothing else seen. random: what it adds to "
+        "random sets of other regions. both: the first two together. all: all three",
     )
     how.add_argument(
         "--samples",

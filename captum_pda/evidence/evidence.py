@@ -102,9 +102,11 @@ class EvidencePart:
     Args:
         tensor: the number of the input tensor that they lie in.
         regions: where they lie.
-        context: the name of the context: "full" (all else was seen) or "empty" (nothing else).
+        context: "full" (all else was seen), "empty" (nothing else was seen) or "random" (random
+            other regions were seen).
         reading: how scores become evidence.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
+            Among random others, those with half of the regions seen.
         scores: the same with each region changed, (N, W, columns).
         drawn: how many contents of each region the model has seen, (N, W).
         errors: the standard errors of ``scores``, where there were several samples.
@@ -468,7 +470,7 @@ class WindowEvidence:
         )
 
     def in_context(self, context: str) -> WindowEvidence:
-        """The evidence in the "full" or the "empty" context alone."""
+        """The evidence in the "full", the "empty" or the "random" context alone."""
         found = self._listed(part.context for part in self.parts)
         return self._only(lambda part: part.context == context, f"context {context!r}; has {found}")
 

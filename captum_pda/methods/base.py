@@ -29,6 +29,7 @@ from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
+from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.protocol import Windows
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
@@ -244,7 +245,24 @@ def _evidence_part(
     part: Part, reference: Tensor, known: RegionScores, reading: Reading
 ) -> EvidencePart:
     """What is known of the regions of a part. Regions that an example does not have change nothing,
-    and what was not sampled is certain: its standard error is 0."""
+    and what was not sampled is certain: its standard error is 0. What regions add to random sets is
+    read from the scores of all sets."""
+    if isinstance(part.regions, Coalitions):
+        known_sets = known.n_drawn > 0
+        regions = part.regions.regions
+        half_seen, added, error = part.regions.fit(known.scores, known_sets)
+        asked = known_sets.any(dim=1, keepdim=True).to(known.n_drawn.dtype)
+        return EvidencePart(
+            part.tensor,
+            regions,
+            part.context.name,
+            reading,
+            half_seen,
+            half_seen.unsqueeze(1) + added,
+            asked.expand(-1, len(regions)).contiguous(),
+            error if known.errors is not None else None,
+            part.place.name,
+        )
     absent = part.regions.absent(len(reference)).to(reference.device).unsqueeze(-1)
     scores = torch.where(absent, reference.unsqueeze(1), known.scores)
     errors = known.errors

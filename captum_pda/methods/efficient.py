@@ -49,7 +49,7 @@ class EfficientPDA(PerturbationPDA):
         context: str | None = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
-        effort: str = "standard",
+        effort: str | int = "standard",
         regions: OwnRegions = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
@@ -76,8 +76,10 @@ class EfficientPDA(PerturbationPDA):
             show_progress: whether to show a progress bar with the time left.
             scales: windows of several sizes, such as (16, 32, 64). The map is the mean of theirs.
             context: "full" asks what is lost without a region, with all else seen; "empty" what it
-                says by itself, with nothing else seen; "both" asks both questions. Default: "full";
-                for PDA, "both".
+                says by itself, with nothing else seen; "random" what it adds to random sets of
+                other regions, which superpixels and masks can be asked; "both" asks the first two
+                questions, and "all" the third too where the regions are the default superpixels.
+                Default: "full"; for PDA, "all".
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
                 (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
                 scikit-image's SLIC returns them; pixels with one number are hidden together, those
@@ -85,9 +87,11 @@ class EfficientPDA(PerturbationPDA):
             superpixels: about how many regions that follow the image (SLIC), such as 60 or
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.
-            effort: how many passes the default superpixels take. "standard" has about 12, 25, 60,
-                120 and 250 in the full context and the first three in the empty one; "quick" the
-                first three in both. With PDA that is about 600 and 200 passes.
+            effort: how many passes the default superpixels take: "quick", "standard" or
+                "thorough", or about how many, such as 800. With PDA "quick" is about 220 passes
+                (100 of them random sets), "standard" about 330 (200) and "thorough" about 960
+                (400), and 49 short ones for the last feature map of 7 x 7 places. In the full
+                context alone, "quick" is about 100, "standard" about 470.
             regions: regions of your own: an object with the methods of
                 ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple, such as
                 a FeatureMaskRegions; or a kind that is found in each image, and its size, such as
@@ -127,7 +131,7 @@ class EfficientPDA(PerturbationPDA):
         context: str | None = None,
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
-        effort: str = "standard",
+        effort: str | int = "standard",
         regions: OwnRegions = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.

@@ -1,4 +1,4 @@
-"""The map to show first: several sizes, both contexts and the last feature map together."""
+"""The map to show first: several sizes, contexts and the last feature map together."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 
 @arguments_of(PerturbationPDA)
 class PDA(EfficientPDA):
-    """Prediction difference analysis of several sizes, in both contexts, and of features.
+    """Prediction difference analysis of several sizes, in several contexts, and of features.
 
-    Three questions are asked of each region: what is lost when it goes and all else is seen
-    (context "full"), what it says by itself (context "empty"), and what the last feature map
-    says there. A question's map M_q is the mean over the sizes of its regions, and the map is the
-    weighted mean over the questions,
+    Four questions are asked of each region: what is lost when it goes and all else is seen
+    (context "full"), what it says by itself (context "empty"), what it adds to random sets of
+    other regions (context "random"), and what the last feature map says there. A question's map
+    M_q is the mean over the sizes of its regions, and the map is the weighted mean over the
+    questions,
 
         M = sum_q (M_q / s_q) / sum_q (1 / s_q),
 
     with s_q the standard deviation of M_q over the pixels. So it stays in bits: positive values
     speak for the class, negative ones against it. A model without a spatial feature map,
-    and one with several input tensors, is asked the first two questions only, and a warning says
-    so once. So is any model with a ``feature_mask``, unless ``layer`` is given: the map then has
-    one value for each region of the mask, where places of a feature map would divide them.
+    and one with several input tensors, is asked without features, and a warning says so once. So
+    is any model with a ``feature_mask``, unless ``layer`` is given: the map then has one value for
+    each region of the mask, where places of a feature map would divide them. Random sets are of
+    the default superpixels; ``context="random"`` asks for those of other superpixels or masks.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
@@ -59,7 +61,7 @@ class PDA(EfficientPDA):
         >>> strongest_regions(evidence, husky)
     """
 
-    _context = "both"
+    _context = "all"
 
     def __init__(
         self,

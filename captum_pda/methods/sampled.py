@@ -57,7 +57,7 @@ class SampledPDA(PerturbationPDA):
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
-        effort: str = "standard",
+        effort: str | int = "standard",
         regions: OwnRegions = None,
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
@@ -121,7 +121,7 @@ class SampledPDA(PerturbationPDA):
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
         superpixels: Granularities = None,
-        effort: str = "standard",
+        effort: str | int = "standard",
         regions: OwnRegions = None,
     ) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.

@@ -21,6 +21,10 @@ BLUR = 20 / 224
 EDGE = 1 / 16
 #: Where the soft edge ends, in standard deviations.
 REACH = 3
+#: How soft the edges of sets of regions are, as a share of the shorter side: 2 of 224 pixels.
+SET_EDGE = 2 / 224
+#: What is seen of a pixel up to this share is nothing, and all of it from one less this share on.
+LEAST_SEEN = 1e-4
 
 
 class EmptyContext:
@@ -43,7 +47,7 @@ class EmptyContext:
             return blurred(example)
         if isinstance(self._prior, type) or not _has(self._prior, "nothing_seen"):
             raise TypeError(
-                f"prior={self._prior!r} is no object with a method nothing_seen(example), which "
+                f"prior={self._prior!r} has no method nothing_seen(example), which "
                 "gives the input with nothing seen to contexts 'empty' and 'both'; write it as "
                 "PatchPrior describes, use a GaussianPatchPrior, MarginalPrior or ConstantPrior, "
                 "or ask for context='full'"
@@ -64,6 +68,27 @@ class EmptyContext:
             boxes, contents = self._prior.seen_alone(example, windows)
             return boxes, contents
         return pasted(example, self.nothing_seen(example), windows)
+
+    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """What is not hidden of windows that are the whole input, with nothing else seen: the
+        boxes, and their contents (W, C, *space)."""
+        if windows.hidden is None or windows.window != windows.space:
+            raise ValueError("what is seen together needs windows of the whole input, with hidden")
+        nothing = self.nothing_seen(example)
+        dtype = torch.promote_types(example.dtype, torch.float32)
+        share = device_sync.moved_like(seen_share(windows.hidden), example.to(dtype)).unsqueeze(1)
+        contents = torch.lerp(nothing.to(example.device, dtype), example.to(dtype), share)
+        boxes = PlacedWindows(
+            windows.space, windows.window, windows.corner_array, first=windows.first
+        )
+        return boxes, contents.to(example.dtype)
+
+
+def seen_share(hidden: Tensor) -> Tensor:
+    """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
+    share = blurred((~hidden).to(torch.float32), SET_EDGE)
+    share = torch.where(share < LEAST_SEEN, 0, share)
+    return torch.where(share > 1 - LEAST_SEEN, 1, share)
 
 
 def blurred(example: Tensor, share: float = BLUR) -> Tensor:

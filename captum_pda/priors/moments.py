@@ -124,7 +124,7 @@ class Moments(ABC):
         if bool((low > high).any()):
             raise ValueError("its range has a lowest value above the highest")
         self._check_sums()
-        # A part in the middle of the patch, whose covariance is factored in no time.
+        # A part in the middle of the patch, whose covariance is factored quickly.
         n_pixels = max(1, CHECKED_VALUES // self.values_per_pixel)
         side = max(1, int(n_pixels ** (1 / len(self.patch)) + 1e-9))
         cut = np.minimum(self.patch, side)

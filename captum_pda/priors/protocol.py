@@ -114,7 +114,7 @@ FILE_VERSION = 1
 MOST_BYTES = 2**32
 #: Nor one with a longer header: the names of many thousand tensors may take minutes to read.
 MOST_HEADER_BYTES = 2**16
-#: Characters of an error message; a hostile file may have much to say.
+#: Characters of an error message, which may quote a hostile file.
 LONGEST_MESSAGE = 300
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -211,7 +211,7 @@ def opened_tensors(
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no {noun} at {path}")
     try:
-        # A file system keeps holes for nothing: a few bytes on a disk can be any number of bytes.
+        # A sparse file of a few bytes on a disk may have any size.
         if Path(path).stat().st_size > most_bytes:
             raise ValueError(f"it has more than {most_bytes} bytes, the most that is read")
         with open(path, "rb") as start:

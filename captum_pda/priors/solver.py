@@ -115,8 +115,14 @@ class HiddenPixels:
     def mean_about(self, level: Tensor) -> Tensor:
         """Conditional means of a field with this mean, (W, C, 1...) or (1, C, 1...)."""
         deviation = (self.values - level).where(self.seen, 0)
+        scale = deviation.abs().flatten(2).amax(-1)
+        if not device_sync.all_finite(scale):
+            raise ValueError(
+                "the input holds NaN or infinite values around a region; replace them first, for "
+                "example with torch.nan_to_num"
+            )
         product = _without_margin(self._multiply(deviation, self._margin), self._margin, self._dims)
-        return self.solve(-product * self._hidden, deviation.abs().flatten(2).amax(-1)) + level
+        return self.solve(-product * self._hidden, scale) + level
 
     def draw(self, n_draws: int, generator: torch.Generator | None) -> Tensor:
         """Independent draws of the field about its mean, (W, n_draws, *box).

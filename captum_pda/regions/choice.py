@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from captum_pda.regions.contexts import Context, contexts_of
-from captum_pda.regions.masks import feature_mask_regions
+from captum_pda.regions.coalitions import Coalitions
+from captum_pda.regions.contexts import Context, contexts_of, planned_passes
+from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import (
     Granularities,
@@ -59,7 +60,7 @@ def choose_regions(
     feature_mask: Tensor | tuple[Tensor, ...] | None = None,
     superpixels: Granularities = None,
     regions: OwnRegions = None,
-    effort: str = "standard",
+    effort: str | int = "standard",
 ) -> dict[str, RegionSets]:
     """The regions of each input tensor in each context, as the arguments of a method choose them.
 
@@ -68,14 +69,15 @@ def choose_regions(
 
     Args:
         inputs: the tensors that are explained, (N, C, *space).
-        context: "full", "empty" or "both", or another of ``CONTEXTS``.
+        context: "full", "empty", "random", "both" or "all", or another of ``CONTEXTS``.
         sliding_window_shapes: windows of one size.
         strides: the steps between windows.
         scales: windows of several sizes.
         feature_mask: regions of any shape, as in Captum's FeatureAblation.
         superpixels: about how many regions that follow the image; one number or several.
         regions: regions of one's own, or some windows of a WindowGrid only.
-        effort: how many default regions there are, "quick" or "standard".
+        effort: how many passes the default regions take: "quick", "standard" or "thorough", or
+            about how many.
     """
     contexts = contexts_of(context)
     choices = {
@@ -90,11 +92,7 @@ def choose_regions(
         given.append("strides")
     if len(given) > 1:
         raise ValueError(f"{given[0]} and {given[1]} both say what to hide; give one of them")
-    if not all(effort in each.granularities for each in contexts):
-        raise ValueError(
-            f"effort={effort!r} is not known; choose 'quick' or 'standard', or say what is "
-            "hidden, such as superpixels=(25, 60)"
-        )
+    granularities, n_sets = planned_passes(contexts, effort)
     sets: RegionSets | None = None
     if regions is not None:
         sets = _own_regions(inputs, regions)
@@ -107,17 +105,44 @@ def choose_regions(
     elif sliding_window_shapes is not None:
         sets = tuple((grid,) for grid in make_grids(inputs, sliding_window_shapes, strides))
     if sets is not None:
-        return {each.name: sets for each in contexts}
+        if context == "all":
+            contexts = contexts_of("both")  # random sets go with the default superpixels
+        return {each.name: _in_sets(sets, n_sets) if each.in_sets else sets for each in contexts}
+    if context == "all" and not all(_has_superpixels(tensor, strides) for tensor in inputs):
+        contexts = contexts_of("both")
     steps = _one_each(strides, len(inputs), "strides")
     # One object for each granularity, since SLIC is slow and contexts share their regions.
     found: dict[tuple[int, int], Regions] = {}
-    return {
+    default = {
         each.name: tuple(
-            _default_regions(number, tensor, step, each, effort, found)
+            _default_regions(number, tensor, step, each, granularities[each.name], found)
             for number, (tensor, step) in enumerate(zip(inputs, steps, strict=True))
         )
         for each in contexts
     }
+    return {
+        each.name: _in_sets(default[each.name], n_sets) if each.in_sets else default[each.name]
+        for each in contexts
+    }
+
+
+def _has_superpixels(tensor: Tensor, strides: Extents) -> bool:
+    """Whether the default regions of a tensor are superpixels."""
+    return strides is None and tensor.dim() >= 4 and min(tensor.shape[2:]) >= SMALLEST_SIDE
+
+
+def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
+    """Random sets of the regions of each tensor."""
+
+    def in_sets(regions: Regions) -> Regions:
+        if not isinstance(regions, FeatureMaskRegions):
+            raise ValueError(
+                "context='random' shows sets of regions that do not overlap; give superpixels= or "
+                f"feature_mask= in place of {regions.title}, or another context"
+            )
+        return Coalitions(regions, n_sets)
+
+    return tuple(tuple(map(in_sets, sizes)) for sizes in sets)
 
 
 def _default_regions(
@@ -125,14 +150,12 @@ def _default_regions(
     tensor: Tensor,
     strides: Extent | None,
     context: Context,
-    effort: str,
+    granularities: tuple[int, ...],
     found: dict[tuple[int, int], Regions],
 ) -> tuple[Regions, ...]:
     """The default regions of a tensor; ``found`` has the superpixels that were found before."""
-    shape = tuple(tensor.shape)
-    if strides is not None or len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
-        return default_grids(shape[2:], strides, context)
-    granularities = context.granularities[effort]
+    if not _has_superpixels(tensor, strides):
+        return default_grids(tuple(tensor.shape[2:]), strides, context)
     for granularity in granularities:
         if (number, granularity) not in found:
             found[number, granularity] = Superpixels(tensor, granularity)

@@ -5,7 +5,7 @@ A new context is one class here and one entry of ``CONTEXTS``; users pass its na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -28,6 +28,10 @@ class RegionFills(Protocol):
         """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
         ...
 
+    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each set of regions with nothing else seen: boxes, and contents (W, C, *space)."""
+        ...
+
 
 class Context:
     """What the model gets before a region is changed, and what is put in the region's place."""
@@ -41,11 +45,14 @@ class Context:
     is_sampled = True
     #: Whether nothing of the input is seen before a region is changed.
     starts_from_nothing = False
+    #: Whether regions are shown in random sets, in place of one at a time.
+    in_sets = False
     #: About how many superpixels there are by default, for each effort. More granularities add
     #: passes and no faithfulness (benchmarks/FAITHFULNESS.md).
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "quick": (12, 25, 60),
         "standard": (12, 25, 60, 120, 250),
+        "thorough": (12, 25, 60, 120, 250, 500),
     }
     #: Where there are no superpixels: the sizes of windows as shares of the shorter side, and their
     #: strides as shares of the size. 32, 64 and 96 pixels of 224, all at strides of 16; of inputs
@@ -113,6 +120,7 @@ class Empty(Context):
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "quick": (12, 25, 60),
         "standard": (12, 25, 60),
+        "thorough": (12, 25, 60, 120),
     }
     large_windows = ((2 / 7, 1 / 4), (3 / 7, 1 / 6))
     small_windows = ((2 / 7, 1 / 4), (3 / 7, 1 / 4))
@@ -135,17 +143,91 @@ class Empty(Context):
         return boxes, contents.unsqueeze(0)
 
 
+class Random(Context):
+    """Random sets of regions are shown: what does a region add to those that are seen with it?"""
+
+    name = "random"
+    removes = False
+    is_sampled = False
+    in_sets = True  # so its evidence starts from half of the regions seen, not from nothing
+    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(
+        ("quick", "standard", "thorough"), (60,)
+    )
+    choice = "Each among others"
+    each = "each region among random others"
+    question = "among others"
+    answer = "among random others: {value}"
+    effect = "Among random others, it"
+    picture = "Among others"
+
+    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+        """The example with nothing seen of it."""
+        return fills.nothing_seen(example)
+
+    def changed(
+        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+    ) -> tuple[Windows, Tensor]:
+        """The regions of each set, in an input with nothing else seen."""
+        boxes, contents = fills.seen_together(example, windows)
+        return boxes, contents.unsqueeze(0)
+
+
 #: Every context by its name.
-CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty()}
-#: The contexts of ``context="both"``.
+CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty(), "random": Random()}
+#: The contexts of ``context="both"``, and of ``context="all"``.
 BOTH = ("full", "empty")
+ALL = ("full", "empty", "random")
+#: How many random sets of regions there are for each effort.
+SETS = {"quick": 100, "standard": 200, "thorough": 400}
+#: Beside random sets, fewer superpixels are as good (benchmarks/FAITHFULNESS.md).
+BESIDE_SETS: dict[str, dict[str, tuple[int, ...]]] = {
+    "quick": {"full": (25, 60), "empty": (12, 25)},
+    "standard": {"full": (12, 25, 60), "empty": (12, 25)},
+    "thorough": {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)},
+}
+#: The fewest passes that can be asked for as a number.
+LEAST_PASSES = 150
 
 
 def contexts_of(context: object) -> list[Context]:
     """The contexts that the argument ``context`` names."""
-    if context == "both":
-        return [CONTEXTS[name] for name in BOTH]
+    several = {"both": BOTH, "all": ALL}
+    if isinstance(context, str) and context in several:
+        return [CONTEXTS[name] for name in several[context]]
     if not isinstance(context, str) or context not in CONTEXTS:
-        known = ", ".join(map(repr, [*CONTEXTS, "both"]))
+        known = ", ".join(map(repr, [*CONTEXTS, *several]))
         raise ValueError(f"context={context!r} is not known; choose one of {known}")
     return [CONTEXTS[context]]
+
+
+def planned_passes(
+    contexts: Sequence[Context], effort: str | int
+) -> tuple[dict[str, tuple[int, ...]], int]:
+    """The default numbers of superpixels in each context, and how many random sets there are.
+
+    Args:
+        contexts: what is asked.
+        effort: "quick", "standard" or "thorough", or about how many passes there may be.
+    """
+    with_sets = any(context.in_sets for context in contexts)
+    if isinstance(effort, str) and effort in SETS:
+        own = {context.name: context.granularities[effort] for context in contexts}
+        if with_sets and len(contexts) > 1:
+            own |= {name: BESIDE_SETS[effort].get(name, own[name]) for name in own}
+        return own, SETS[effort]
+    if isinstance(effort, bool) or not isinstance(effort, int) or effort < LEAST_PASSES:
+        raise ValueError(
+            f"effort={effort!r} is not known; choose 'quick', 'standard' or 'thorough', or a "
+            f"number of passes from {LEAST_PASSES} on, or say what is hidden, such as "
+            "superpixels=(25, 60)"
+        )
+    if with_sets:
+        # The most superpixels that leave half of the sets that they have by name.
+        for name in reversed(SETS):
+            found, n_sets = planned_passes(contexts, name)
+            alone = sum(sum(found[each.name]) for each in contexts if not each.in_sets)
+            if alone + n_sets // 2 <= effort or name == "quick":
+                return found, max(effort - alone, 2)
+    ladder = (12, 25, 60, 120, 250, 500, 1000)
+    fits = [n for n in range(1, len(ladder) + 1) if sum(ladder[:n]) * len(contexts) <= effort]
+    return {context.name: ladder[: max(fits)] for context in contexts}, 0

@@ -438,10 +438,10 @@ def _part_header(
     if CONTEXTS[part.context].starts_from_nothing:
         nothing = EmptyContext(evidence.prior).nothing_seen(example)
         known["nothing"] = block.add_bytes(jpeg(display.bytes(nothing), 85))
-    elif _has_shapes(part, number):
+    elif part.context == "full" and _has_shapes(part, number):
         filled = filled_photo(part, example, number, evidence.prior)
         known["filled"] = block.add_bytes(jpeg(display.bytes(filled), 85))
-    else:
+    elif part.context == "full":
         sheet, tile, in_row = fills_sprite(part, example, number, evidence.prior)
         image = block.add_bytes(jpeg(display.bytes(sheet), 85))
         known["fills"] = {"image": image, "tile": list(tile), "columns": in_row}

@@ -20,7 +20,7 @@ from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice
 from captum_pda.model.outputs import ExplainedOutputs
-from captum_pda.priors.empty_context import blurred
+from captum_pda.priors.empty_context import seen_share
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows
 from captum_pda.running.plan import Place
@@ -31,10 +31,6 @@ Corners = npt.NDArray[np.int64]
 
 ALL = slice(None)
 
-#: How soft the edges of what is seen by itself are, as a share of the shorter side: 2 of 224.
-SOFT_EDGE = 2 / 224
-#: What is seen of a pixel up to this share is nothing, and all of it from one less this share on.
-LEAST_SEEN = 1e-4
 #: The sides of boxes that are run together, as shares of the input's sides.
 BOX_SIDES = (1 / 8, 1 / 4, 1 / 2, 1)
 #: Values of fills that are held at once, and scores that are kept for later questions.
@@ -205,7 +201,9 @@ class AskedExample:
                 found[key] = certain.expand(n_samples, -1)
                 bar.update(n_samples)
                 continue
-            changed[row] = hidden[row] if context == "full" else _seen_share(hidden[row]) > 0
+            changed[row] = (
+                hidden[row] if context == "full" else seen_share(hidden[row : row + 1])[0] > 0
+            )
             groups.setdefault(_box_shape(changed[row], space), []).append((key, row))
         for shape in sorted(groups, key=math.prod):
             at_once = max(1, VALUES_AT_ONCE // (n_samples * self._values[0].numel()))
@@ -270,7 +268,7 @@ class AskedExample:
         """What is not hidden (*space), in an input with nothing else seen, (1, C, *space)."""
         nothing = self._nothing_seen()
         share = (
-            _seen_share(hidden)
+            seen_share(hidden.unsqueeze(0))[0]
             .to(nothing.device)
             .to(torch.promote_types(nothing.dtype, torch.float32))
         )
@@ -362,10 +360,3 @@ def _box_shape(mask: Tensor, space: tuple[int, ...]) -> tuple[int, ...]:
 
 def _slices(corner: Sequence[int] | Corners, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(int(a), int(a) + side) for a, side in zip(corner, shape, strict=True))
-
-
-def _seen_share(hidden: Tensor) -> Tensor:
-    """How much is seen of each pixel where some (*space) are hidden, with soft edges."""
-    share = blurred((~hidden).to(torch.float32).unsqueeze(0), SOFT_EDGE)[0]
-    share = torch.where(share < LEAST_SEEN, 0, share)
-    return torch.where(share > 1 - LEAST_SEEN, 1, share)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.engines import Engine
+from captum_pda.engines import DenseEngine, Engine
 from captum_pda.model.call import Call
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.choice import choose_regions
+from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import CONTEXTS, Context
 from captum_pda.regions.protocol import Regions, Windows, box_values, inside_regions
 from captum_pda.running.sampling import Sampling, StoppingRule
@@ -64,6 +65,10 @@ class Place:
             )
         return boxes, contents.to(example.dtype)
 
+    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each set of regions with nothing else seen: boxes and their contents, (W, C, *space)."""
+        return EmptyContext(self.prior).seen_together(example, windows)
+
 
 def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
     """Fills (S, W, C, *window) inside each region, and the example (C, *space) in the rest of its
@@ -108,8 +113,15 @@ class Part:
 
 def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
     """The regions of a place in each context; ``arguments`` are those of ``choose_regions``."""
+    # Sets of regions change the whole input, where no other engine has less to do.
+    densely = replace(place, engine=DenseEngine())
     return tuple(
-        Part(place, tensor, regions, CONTEXTS[context])
+        Part(
+            densely if isinstance(regions, Coalitions) else place,
+            tensor,
+            regions,
+            CONTEXTS[context],
+        )
         for context, sets in choose_regions(place.call.inputs, **arguments).items()
         for tensor, sizes in enumerate(sets)
         for regions in sizes

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
+from scipy import sparse
 from scipy.fft import idctn
 from torch.utils.data import DataLoader
 
@@ -101,6 +102,40 @@ def test_the_mean_of_any_region_is_that_of_the_dense_field(shape, lengths, dtype
             np.testing.assert_allclose(actual, expected, rtol=0, atol=allowed)
 
 
+def large_region(kind, space):
+    """Most pixels of an image: all but a disc, all but scattered ones, stripes."""
+    rows, columns = np.indices(space)
+    if kind == "around a disc":
+        return (rows - 50) ** 2 + (columns - 90) ** 2 > 20**2
+    if kind == "scattered":
+        return np.random.default_rng(0).random(space) < 0.8
+    return (rows + 2 * columns) % 31 < 22
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["around a disc", "scattered", "stripes"])
+def test_a_large_region_is_filled_as_by_a_direct_solution(kind, dtype):
+    space = (121, 128)
+    image, region = make_images(1, 2, *space)[0].to(dtype), large_region(kind, space)
+    lines = [sparse.diags([-np.ones(n - 1), np.ones(n - 1)], [0, 1], (n - 1, n)) for n in space]
+    along = [
+        sparse.kron(lines[0], sparse.eye(space[1])),
+        sparse.kron(sparse.eye(space[0]), lines[1]),
+    ]
+    laplacian = sum(steps.T @ steps for steps in along).tocsc()
+    hidden, values = region.reshape(-1), image.double().numpy().reshape(2, -1)
+    right = -laplacian[hidden][:, ~hidden] @ values[:, ~hidden].T
+    expected = sparse.linalg.spsolve(laplacian[hidden][:, hidden], right).T
+    mask = torch.from_numpy(region)
+    windows = PlacedWindows(space, space, np.zeros((2, 2), int), mask.expand(2, *space))
+    filled = GaussianFieldPrior().conditional_mean(image, windows)[..., mask]
+    allowed = {torch.float64: 1e-8, torch.float32: 1e-4}[dtype] * float(image.max() - image.min())
+    for found in filled.double().numpy():
+        np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
+    noise = torch.where(mask, torch.rand_like(image), image)
+    assert torch.equal(GaussianFieldPrior().conditional_mean(noise, windows)[..., mask], filled)
+
+
 @pytest.mark.parametrize("shape", [(100, 6, 7), (2, 1), (2, 1, 1), (1, 1, 5), (1, 2, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_many_channels_tiny_inputs_and_half_precision(shape, dtype):
@@ -162,6 +197,16 @@ def test_it_is_the_default_prior_and_blurs_where_nothing_is_seen():
         expected = EmptyContext(None).seen_alone(image, windows)
         assert torch.equal(contents, expected[1])
         assert np.array_equal(boxes.corner_array, expected[0].corner_array)
+
+
+def test_nan_is_filled_where_it_is_hidden_and_refused_where_it_is_seen():
+    image, window = make_images(1, 2, 9, 9)[0], WindowGrid((9, 9), (3, 3), (3, 3)).pick([4])
+    expected = GaussianFieldPrior().conditional_mean(image, window)
+    image[0, 4, 4] = math.nan
+    assert torch.equal(GaussianFieldPrior().conditional_mean(image, window), expected)
+    image[0, 4, 2] = math.nan
+    with pytest.raises(ValueError, match="replace them first"):
+        GaussianFieldPrior().conditional_mean(image, window)
 
 
 def test_another_number_of_channels_is_refused():

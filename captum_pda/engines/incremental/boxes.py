@@ -204,6 +204,7 @@ class Postponed:
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    function: Callable[[], Tensor] | None = None
     overwrites: tuple[Callable[[Tensor], Tensor], ...] = ()
 
     def then(self: AnyPostponed, overwrite: Callable[[Tensor], Tensor]) -> AnyPostponed:
@@ -219,17 +220,8 @@ class Postponed:
         return values
 
     def make(self) -> Tensor:
-        """The values before they are overwritten."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostponedCall(Postponed):
-    """The result of a function that returns memory of its own."""
-
-    function: Callable[[], Tensor]
-
-    def make(self) -> Tensor:
+        """The values before they are overwritten, in memory of their own."""
+        assert self.function is not None
         return self.function()
 
 
@@ -288,11 +280,9 @@ class Boxed:
         """Whether the dimensions are (copies, channels, *space), as convolutions want them."""
         return self.space == tuple(range(2, 2 + len(self.spans)))
 
-    def copy(self) -> Boxed:
-        """The same maps as another object."""
-        return Boxed(self._values, self.spans, self.base, self.space)
-
-    def like(self, values: Tensor, base: Tensor | None, space: tuple[int, ...] = ()) -> Boxed:
+    def like(
+        self, values: Tensor | Postponed, base: Tensor | None, space: tuple[int, ...] = ()
+    ) -> Boxed:
         """Other values at the same places."""
         return Boxed(values, self.spans, base, space or self.space)
 
@@ -382,7 +372,7 @@ def postpone(
     """
     shape = dict(enumerate(like.shape)) | (sizes or {})
     shape |= {axis: span.length for axis, span in zip(like.space, spans, strict=True)}
-    values = PostponedCall(
+    values = Postponed(
         origin=origin,
         shape=tuple(shape.values()),
         dtype=like.dtype,

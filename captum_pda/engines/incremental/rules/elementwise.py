@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.engines.incremental.boxes import Boxed, PostponedCall, Span, postpone, read_boxes
+from captum_pda.engines.incremental.boxes import Boxed, Postponed, Span, postpone, read_boxes
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
@@ -78,7 +78,7 @@ def unchanged(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: 
 @rule("clone")
 def copied(state: PassState, func: Function, x: Boxed, **kwargs: Any) -> Boxed:
     """The same numbers in memory of their own; shared here, since boxes are never written."""
-    return x.copy()
+    return x.like(x.postponed or x.values, x.base)
 
 
 @rule("linear", saves=True)
@@ -185,7 +185,7 @@ def _sum(
 ) -> Boxed:
     """A sum, added in place to a convolution's result that nothing else has read."""
     for operand in (one, other):
-        if isinstance(operand.postponed, PostponedCall):
+        if type(operand.postponed) is Postponed:  # not a convolution or padding
             operand.values  # noqa: B018 - computed now, since it may be needed again
     whole = all(span.is_whole for span in spans)
     base = None if whole else state.base(func, one.base, other.base)

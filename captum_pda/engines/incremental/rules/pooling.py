@@ -22,17 +22,6 @@ from captum_pda.engines.incremental.boxes import (
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
-MAX_POOLING: dict[int, Callable[..., Tensor]] = {
-    1: torch.max_pool1d,
-    2: torch.max_pool2d,
-    3: torch.max_pool3d,
-}
-AVERAGE_POOLING: dict[int, Callable[..., Tensor]] = {
-    1: F.avg_pool1d,
-    2: F.avg_pool2d,
-    3: F.avg_pool3d,
-}
-
 
 @rule("max_pool1d max_pool2d max_pool3d", saves=True)
 def max_pool(
@@ -51,7 +40,7 @@ def max_pool(
     if return_indices:
         raise NoRule("it returns indices")
     stride = kernel_size if stride is None or stride == [] else stride
-    pool = MAX_POOLING[len(x.spans)]
+    pool = getattr(torch, f"max_pool{len(x.spans)}d")  # without indices
     arguments = (kernel_size, stride, padding, dilation, ceil_mode)
     if x.is_whole:
         return _whole(pool(x.values, *arguments), x)
@@ -77,7 +66,7 @@ def average_pool(
     _check_images(x)
     n_axes = len(x.spans)
     stride = kernel_size if stride is None or stride == [] else stride
-    pool = AVERAGE_POOLING[n_axes]
+    pool = getattr(F, f"avg_pool{n_axes}d")
     arguments: tuple[Any, ...] = (kernel_size, stride, padding, ceil_mode, count_include_pad)
     if divisor_override is not None:
         arguments = (*arguments, divisor_override)
@@ -121,7 +110,7 @@ def adaptive_average_pool(
     if all(size == 1 for size in sizes):
         return mean(state, func, x, output_size)
     kernel = _adaptive_kernel(x, sizes)
-    return average_pool(state, AVERAGE_POOLING[len(kernel)], x, kernel)
+    return average_pool(state, func, x, kernel)
 
 
 # Functions of these names elsewhere give indices too.

@@ -144,47 +144,31 @@ def pad(
         raise NoRule(f"its mode is {mode!r}")
     amounts = list(pad)
     n_dims = len(x.shape)
-    pairs = dict(
-        zip(range(n_dims - 1, -1, -1), zip(amounts[::2], amounts[1::2], strict=True), strict=False)
-    )
-    if min(amounts, default=0) < 0 or pairs.get(0, (0, 0)) != (0, 0):
+    # PyTorch gives the last dimension first.
+    pairs = dict.fromkeys(range(n_dims), (0, 0))
+    for number, pair in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        pairs[n_dims - 1 - number] = pair
+    if min(amounts, default=0) < 0 or pairs[0] != (0, 0):
         raise NoRule("it cuts the map")
-    if x.is_whole:
-        return _pad_whole(state, func, x, pairs, (pad, mode, value))
-    channels = [pairs.get(axis, (0, 0)) for axis in range(n_dims - 1, -1, -1)]
-    spans = x.spans
-    for number, axis in enumerate(x.space):
-        before, after = pairs.get(axis, (0, 0))
-        channels[n_dims - 1 - axis] = (0, 0)
-        moved = spans[number].moved(before, spans[number].size + before + after)
-        spans = (*spans[:number], moved, *spans[number + 1 :])
-    values = x.values
-    if any(pair != (0, 0) for pair in channels):
-        values = F.pad(values, [amount for pair in channels for amount in pair], mode, value)
-    return Boxed(values, spans, state.base(func, x.base, pad, mode, value), x.space)
-
-
-def _pad_whole(
-    state: PassState,
-    func: Function,
-    x: Boxed,
-    pairs: dict[int, tuple[int, int]],
-    arguments: tuple[Any, ...],
-) -> Boxed:
-    """Put a constant around maps that are held in full."""
-    amounts = tuple(pairs.get(axis, (0, 0)) for axis in x.space)
-    spans = tuple(
-        Span.whole(span.size + sum(pair), x.n_copies)
-        for span, pair in zip(x.spans, amounts, strict=True)
-    )
-    if not x.images or pairs.get(1, (0, 0)) != (0, 0) or arguments[2]:
-        return Boxed(func(x.values, *arguments), spans, None, x.space)
-    values = PostponedPadding(
+    around = tuple(pairs[axis] for axis in x.space)
+    sizes = [span.size + sum(pair) for span, pair in zip(x.spans, around, strict=True)]
+    if not x.is_whole:
+        base = state.base(func, x.base, pad, mode, value)
+        before = [pair[0] for pair in around]
+        spans = tuple(map(Span.moved, x.spans, before, sizes))
+        pairs |= dict.fromkeys(x.space, (0, 0))
+        channels = [amount for axis in reversed(range(n_dims)) for amount in pairs[axis]]
+        values = F.pad(x.values, channels, mode, value) if any(channels) else x.values
+        return Boxed(values, spans, base, x.space)
+    spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
+    if not x.images or pairs[1] != (0, 0) or value:
+        return Boxed(func(x.values, pad, mode, value), spans, None, x.space)
+    postponed = PostponedPadding(
         origin=state.origin(),
-        shape=(*x.shape[:2], *(span.size for span in spans)),
+        shape=(*x.shape[:2], *sizes),
         dtype=x.dtype,
         device=x.device,
         maps=x.values,
-        amounts=amounts,
+        amounts=around,
     )
-    return Boxed(values, spans, None, x.space)
+    return Boxed(postponed, spans, None, x.space)
