@@ -1,6 +1,6 @@
 """How far the list of strongest regions can be relied on.
 
-python benchmarks/stability.py --photos FOLDER --folder results
+python benchmarks/stability.py --photos photos --folder stability
 
 Each photo is explained as it is, re-encoded as JPEG of quality 75, and with other superpixels. The
 regions listed for the photo as it is are looked at in the two other maps: whose sign turns there,
@@ -84,11 +84,12 @@ def main() -> None:
     kinds = ("segmentation",) if options.tiny else ("jpeg", "segmentation")
     # Of each way: regions, signs that turned, marked ones of these; pairs, turned, marked.
     counts = {kind: np.zeros(6, dtype=int) for kind in kinds}
-    marked = 0
+    marked = tied = 0
     for photo in photos:
         base = evidence_of(network, photo, "base", options.folder)
         lists = strongest_regions(base, photo.target)
         marked += sum(region.uncertain for regions in lists for region in regions)
+        tied += sum(region.tied for regions in lists for region in regions)
         for kind, count in counts.items():
             other = evidence_of(network, photo, kind, options.folder)
             values = other.attribution(photo.target)[0, 0].numpy()
@@ -103,12 +104,13 @@ def main() -> None:
                     count[3] += 1
                     if means[a] < means[b]:
                         count[4] += 1
-                        count[5] += unsure[a] or unsure[b]
+                        count[5] += unsure[a] or unsure[b] or any(r.tied for r in regions[a:b])
     listed = next(iter(counts.values()))[0]
-    print(f"{len(photos)} photos, {listed} regions listed, {marked} of them marked as uncertain")
+    print(f"{len(photos)} photos, {listed} regions listed, {marked} of them marked as uncertain,")
+    print(f"  {tied} as about as strong as the next")
     for kind, (regions, turned, known, pairs, swapped, told) in counts.items():
         print(f"{kind}: the sign of {turned} of {regions} regions turns ({known} were marked);")
-        print(f"  {swapped} of {pairs} pairs change places ({told} with a marked region)")
+        print(f"  {swapped} of {pairs} pairs change places ({told} were marked)")
 
 
 if __name__ == "__main__":

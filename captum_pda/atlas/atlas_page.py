@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from captum_pda.atlas.groups import Atlas, RegionGroup
 from captum_pda.files import counted, write_whole
 from captum_pda.model.inputs import check_count
-from captum_pda.report.block import Block
-from captum_pda.report.page_file import Page
+from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import jpeg
 from captum_pda.visualization.drawing import AGAINST, FOR, new_figure, show
 

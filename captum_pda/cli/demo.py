@@ -26,8 +26,14 @@ from captum_pda.device_sync import in_double
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.methods.pda import PDA
-from captum_pda.visualization.arrays import evidence_map, evidence_scale, picture
-from captum_pda.visualization.drawing import draw_map, draw_picture, finish
+from captum_pda.visualization.drawing import (
+    draw_map,
+    draw_picture,
+    evidence_map,
+    evidence_scale,
+    finish,
+    picture,
+)
 from captum_pda.visualization.regions import draw_outlines
 
 #: Photos of scikit-image, by the names of its functions.

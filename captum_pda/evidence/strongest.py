@@ -27,6 +27,9 @@ Floats = npt.NDArray[np.float64]
 REGION_SHARE = 1 / 25
 #: Regions whose value is a smaller share of the largest one are not listed.
 LEAST_SHARE = 0.02
+#: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
+#: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
+CLOSE_SHARE = 0.15
 #: A map whose standard deviation is a smaller share of its largest value is flat.
 FLAT = 1e-6
 #: How many values of regions are read from the map at once.
@@ -45,6 +48,8 @@ class StrongRegion:
         changed: P(c) with the region changed, in each of these contexts, or the raw output.
         uncertain: whether regions of other sizes disagree about it by as much as its value.
         measure: what evidence is measured in.
+        tied: whether the next region of the list is about as strong, so that the two might change
+            places with other superpixels, or in a JPEG of the same photo.
 
     Example::
 
@@ -60,6 +65,7 @@ class StrongRegion:
     changed: Mapping[str, float]
     uncertain: bool
     measure: Measure
+    tied: bool = False
 
     @property
     def corner(self) -> tuple[int, ...]:
@@ -102,6 +108,8 @@ class StrongRegion:
             found.append(f"{words.with_unit(self.value, self.measure)} on the map")
         if self.uncertain:
             found.append(words.UNCERTAIN)
+        elif self.tied:
+            found.append(words.TIED)
         return found
 
 
@@ -147,24 +155,29 @@ def strongest_regions(
     regions = listed_regions([part.regions for part in parts], example)
     own = [part for part in parts if part.regions == regions]
     others = _standardised_maps(parts, quantity, example, space)
-    speak_for, speak_against = (
-        [
-            _described(
-                evidence,
-                own,
-                quantity,
-                target,
-                example,
-                number,
-                pixels,
-                value,
-                [float(one[pixels].mean()) for one in others],
-            )
-            for number, pixels, value in kind
-        ]
-        for kind in _strongest_in(values, regions, example, n)
-    )
-    return speak_for, speak_against
+    lists: list[list[StrongRegion]] = []
+    for kind in _strongest_in(values, regions, example, n):
+        lists.append(
+            [
+                _described(
+                    evidence, own, quantity, target, example, number, pixels, value,
+                    _within_spread(np.array([one[pixels].mean() for one in others])),
+                    place + 1 < len(kind) and _is_tied(value, kind[place + 1][2]),
+                )
+                for place, (number, pixels, value) in enumerate(kind)
+            ]
+        )  # fmt: skip
+    return lists[0], lists[1]
+
+
+def _is_tied(value: float, following: float) -> bool:
+    """Whether two regions of a list are about as strong."""
+    return abs(value) - abs(following) < CLOSE_SHARE * abs(value)
+
+
+def _within_spread(each: Floats) -> bool:
+    """Whether values by several sizes and contexts disagree by as much as their mean."""
+    return len(each) > 1 and abs(float(each.mean())) <= float(each.std(ddof=1))
 
 
 def regions_of_map(
@@ -284,19 +297,20 @@ def _described(
     number: int,
     pixels: Pixels,
     value: float,
-    spread: Sequence[float],
+    uncertain: bool,
+    tied: bool,
 ) -> StrongRegion:
     """A region with the answer to each question that was asked about it."""
     prediction = evidence.reading.prediction(target)
-    deviation = float(np.std(spread, ddof=1)) if len(spread) > 1 else 0.0
     return StrongRegion(
         pixels=pixels,
         value=value,
         seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
         evidence={part.context: float(part.differences(quantity)[example, number]) for part in own},
         changed={part.context: float(prediction(part.scores)[example, number]) for part in own},
-        uncertain=len(spread) > 1 and abs(float(np.mean(spread))) <= deviation,
+        uncertain=uncertain,
         measure=evidence.measure,
+        tied=tied,
     )
 
 

@@ -126,6 +126,10 @@ class Coalitions:
         """How many passes a coalition takes in the full context."""
         return self._asker.sampling.n_samples
 
+    def seconds_per_pass(self) -> float:
+        """How long one pass of the model takes, without what fills hidden regions."""
+        return self._asker.seconds_per_pass(self.example)
+
     def _union(self, chosen: Any) -> Tensor:
         rows = torch.as_tensor(np.asarray(chosen)).bool().cpu()
         if rows.dim() != 2 or rows.shape[1] != len(self):
@@ -189,12 +193,23 @@ def coalitions_of(
     chosen: list[int] = []
     pixels_of_chosen: list[Pixels] = []
     taken = np.zeros(space, dtype=np.bool_)
-    for candidate in candidates:
-        own = pixels_of(size, number, int(candidate), space)
-        if len(chosen) < n and not (taken & own).any():
-            taken |= own
-            chosen.append(int(candidate))
-            pixels_of_chosen.append(own)
+    # All regions of a size cover the input; of windows that overlap, as few as do so.
+    allowed_overlaps = (0.0,) if regions is not None else (0.5, 1.0)
+    for allowed in allowed_overlaps:
+        for candidate in candidates:
+            if len(chosen) == n or taken.all():
+                break
+            own = pixels_of(size, number, int(candidate), space)
+            overlap = (taken & own).sum() / own.sum()
+            if overlap <= allowed and overlap < 1:
+                taken |= own
+                chosen.append(int(candidate))
+                pixels_of_chosen.append(own)
+    if regions is None:
+        places = {int(candidate): place for place, candidate in enumerate(candidates)}
+        order_of = sorted(range(len(chosen)), key=lambda place: places[chosen[place]])
+        chosen = [chosen[place] for place in order_of]
+        pixels_of_chosen = [pixels_of_chosen[place] for place in order_of]
     return Coalitions(evidence, number, chosen, np.stack(pixels_of_chosen))
 
 
@@ -639,6 +654,7 @@ def sufficient_parts(
     parts: list[DecidingPart] = []
     title = "Sufficient parts" if show_progress else None
     with ProgressBar(max_passes, title) as bar:
+        bar.expect(game.seconds_per_pass() if show_progress else 0)
         search = _Search(game, target, goal, True, max_passes, bar)
         left = list(range(len(game)))
         try:
@@ -647,7 +663,8 @@ def sufficient_parts(
                 if found is None:
                     break
                 parts.append(search.part(*found))
-                left = [place for place in left if place not in found[0]]
+                used = parts[-1].pixels
+                left = [place for place in left if not (game.pixels[place] & used).any()]
         except BaseException as error:
             error.result = parts  # type: ignore[attr-defined]
             raise
@@ -678,6 +695,7 @@ def necessary_part(
     max_passes = check_count("max_passes", max_passes)
     title = "Necessary part" if show_progress else None
     with ProgressBar(max_passes * game.n_samples, title) as bar:
+        bar.expect(game.seconds_per_pass() if show_progress else 0)
         search = _Search(game, target, goal, False, max_passes, bar)
         found = search.smallest(list(range(len(game))))
         return None if found is None else search.part(*found)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captum_pda.files import counted
 from captum_pda.model.measures import Measure, signed
-from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.contexts import CONTEXTS, Context
 
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
@@ -15,8 +15,72 @@ if TYPE_CHECKING:
 N_EXAMPLES, N_OUTPUTS = 4, 3
 
 
+#: The choice of all questions together.
+ALL_QUESTIONS = "All questions"
 #: What is said of a region about which the sizes disagree.
 UNCERTAIN = "uncertain: other sizes disagree"
+#: What is said of a region that might change places with the next one of the list.
+TIED = "uncertain order: about as strong as the next"
+
+#: A change of fewer bits is called hardly any: odds that differ by less than 4 percent.
+HARDLY_BITS = 0.05
+
+
+def effect_words(measure: Measure) -> dict[str, str | float]:
+    """How the effect of one region is told as a sentence, with places to fill in.
+
+    ``{start}`` is the context's ``effect``, ``{name}`` and ``{other}`` are outputs, and ``{size}``
+    is 2**|value| for a "ratio", 100 |value| for "points" and |value| otherwise.
+    """
+    pair = "the lead of {name} over {other}"
+    if measure.unit == "bits":
+        quantity = "odds" if measure.name == "weight_of_evidence" else "probability"
+        return {
+            "kind": "ratio",
+            "hardly": HARDLY_BITS,
+            "what": f"the {quantity} of {{name}}",
+            "pair": "the ratio of {name} to {other}",
+            "little": "{start} hardly changes {what}.",
+            "more": "{start} makes {what} {size} times as high.",
+            "less": "{start} divides {what} by {size}.",
+        }
+    if measure.name == "probability_difference":
+        return {
+            "kind": "points",
+            "hardly": 0.0005,
+            "what": "the probability of {name}",
+            "pair": pair,
+            "little": "{start} hardly changes {what}.",
+            "more": "{start} adds {size} points to {what}.",
+            "less": "{start} takes {size} points from {what}.",
+        }
+    return {
+        "kind": "plain",
+        "hardly": 0.0,
+        "what": "{name}",
+        "pair": pair,
+        "little": "{start} does not change {what}.",
+        "more": "{start} raises {what} by {size}.",
+        "less": "{start} lowers {what} by {size}.",
+    }
+
+
+def _context_words(context: Context) -> dict[str, str]:
+    drawn = "One draw in its place" if context.is_sampled else context.picture
+    names = ("choice", "question", "answer", "effect", "picture")
+    return {**{name: getattr(context, name) for name in names}, "draw": drawn}
+
+
+def page_words(measure: Measure) -> dict[str, Any]:
+    """All words that a page needs to tell of regions, so that it has none of its own."""
+    return {
+        "contexts": {name: _context_words(context) for name, context in CONTEXTS.items()},
+        "all": ALL_QUESTIONS,
+        "uncertain": UNCERTAIN,
+        "tied": TIED,
+        "effect": effect_words(measure),
+        "units": measure.unit or "units of the output",
+    }
 
 
 def with_unit(value: float, measure: Measure) -> str:

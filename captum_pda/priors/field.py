@@ -144,7 +144,7 @@ class GaussianFieldPrior:
         memory: dict[object, Tensor] = {}
         many_hidden = np.zeros(len(regions), dtype=np.bool_)
         # Each region is solved in a way of its own, so that it does not depend on the others.
-        if regions.hidden is not None and not self.smoothness:
+        if regions.hidden is not None and not self.smoothness and len(regions.window) <= 2:
             least = max(MULTIGRID_PIXELS, MULTIGRID_SHARE * math.prod(regions.window))
             many_hidden = regions.hidden.flatten(1).sum(dim=1).cpu().numpy() > least
         for many in (False, True):

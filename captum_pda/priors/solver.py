@@ -36,7 +36,7 @@ MAX_ITERATIONS = 5000
 #: Pixels of the largest box whose region has a sparse factor (0.5 GB); it takes some seconds.
 LARGEST_FACTORED_BOX = 2**18
 #: Multigrid takes less time than a sparse factor where more than this many pixels are hidden, and
-#: more than this share of the box.
+#: more than this share of the box. In volumes it takes three times as long as eigenvectors.
 MULTIGRID_PIXELS, MULTIGRID_SHARE = 2**13, 1 / 3
 #: How far a step of multigrid's smoother goes.
 DAMPING = 0.8
@@ -50,15 +50,15 @@ class HiddenPixels:
     Q = 1/l^2 + L + b^2 L^2, with L the Laplacian of the pixel grid. Windows are solved by conjugate
     gradients whose preconditioner is the inverse on the whole box of 1/l^2 + v + b^2 v^2, with v
     the box's own Laplacian, which the eigenvectors of each axis diagonalise: exact without b. For
-    regions of other shapes the preconditioner is multigrid, 5 to 10 iterations whatever the shape.
-    On a CPU, in one or two dimensions, a sparse factor takes less time where only a part of the box
-    is hidden, as it is for superpixels, and with b.
+    large regions of other shapes the preconditioner is multigrid, 5 to 10 iterations whatever the
+    shape. Smaller ones have a sparse factor on a CPU, in one or two dimensions, and otherwise the
+    preconditioner of windows, 10 to 40 iterations.
 
     Args:
         example: the input (C, *space).
         regions: W regions in boxes of one shape.
         correlation_length, smoothness: of the field.
-        many_hidden: whether most pixels of the boxes are hidden.
+        many_hidden: whether enough pixels are hidden for multigrid to pay; only without b.
         memory: as for ``Level``.
     """
 
@@ -98,7 +98,7 @@ class HiddenPixels:
         self._hidden = hidden.unsqueeze(1).to(dtype)
         self._corners, self._space = regions.corner_array, regions.space
         self._by_factor = may_have_factors(example, regions) and not many_hidden
-        self._by_multigrid = regions.hidden is not None and not self._beta and not self._by_factor
+        self._by_multigrid = many_hidden
         self._factor: Any = None
         self._tolerance = DOUBLE_TOLERANCE if dtype == torch.float64 else SINGLE_TOLERANCE
 

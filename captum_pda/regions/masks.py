@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from captum_pda.files import counted
 from captum_pda.fingerprints import fingerprint
 from captum_pda.regions.protocol import Integers, PlacedWindows
 
@@ -70,7 +71,7 @@ class FeatureMaskRegions:
     @property
     def title(self) -> str:
         """What to call the regions."""
-        return f"{len(self)} regions"
+        return counted(len(self), "region")
 
     def boxes(self, example: int) -> tuple[PlacedWindows, ...]:
         """The regions of an example, in groups whose boxes have one shape."""

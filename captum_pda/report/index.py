@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from captum_pda.files import write_whole
-from captum_pda.report.block import Block, unpack
-from captum_pda.report.page_file import Page, read_block
+from captum_pda.report.page_file import Block, Page, read_block, unpack
 from captum_pda.report.pictures import thumbnail
 
 PAGE = Page(

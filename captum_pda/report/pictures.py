@@ -19,8 +19,7 @@ from torch import Tensor
 from captum_pda.evidence.evidence import EvidencePart
 from captum_pda.priors import prior_for
 from captum_pda.regions.protocol import Windows
-from captum_pda.visualization.arrays import picture
-from captum_pda.visualization.drawing import AGAINST, FOR
+from captum_pda.visualization.drawing import AGAINST, FOR, picture
 
 Bytes = npt.NDArray[np.uint8]
 

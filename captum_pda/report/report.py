@@ -21,6 +21,7 @@ from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
+    CLOSE_SHARE,
     LEAST_SHARE,
     StrongRegion,
     listed_regions,
@@ -33,8 +34,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence, signed
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.report.block import Block
-from captum_pda.report.page_file import Page
+from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import (
     Display,
     filled_photo,
@@ -44,6 +44,8 @@ from captum_pda.report.pictures import (
     photo_file,
     thumbnail,
 )
+from captum_pda.report.space import PAGE as SPACE_PAGE
+from captum_pda.report.space import space_header
 from captum_pda.report.together import together_header
 from captum_pda.visualization.drawing import AGAINST, FOR
 
@@ -61,6 +63,7 @@ PAGE = Page(
         "view.js",
         "picture.js",
         "detail.js",
+        "curves.js",
         "test.js",
         "together.js",
         "tables.js",
@@ -72,6 +75,8 @@ PAGE = Page(
 THUMBNAIL = 160
 #: How many regions are listed for a class, and how many against it.
 N_LISTED = 3
+#: How many of the most probable classes the page of a volume offers: each has a map of its own.
+MAX_SPACE_CLASSES = 4
 #: More values than these are kept with 16 bits each, exact to 0.05% down to a billionth of the
 #: largest of their class.
 MAX_FLOAT32_VALUES = 250_000
@@ -107,6 +112,7 @@ class ReportedPhoto:
     mean: float | Sequence[float] | None = None
     std: float | Sequence[float] | None = None
     truth: int | None = None
+    spacing: float | Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +146,7 @@ def write_report(
     options: ReportOptions | None = None,
     example: int | None = None,
     test: SelfTest | bool = True,
+    spacing: float | Sequence[float] | None = None,
     interactions: Interactions | None = None,
 ) -> Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
@@ -147,11 +154,12 @@ def write_report(
     The page needs nothing but itself: no server, no network. It tells of each region what the
     prior puts in its place, what is lost without it, and what it says by itself; classes, pairs of
     classes, sizes, questions and methods can be chosen. The map of the class shown at first is
-    tested on its own photo.
+    tested on its own photo. A volume is shown by three slices with sliders, and a signal by a line
+    for each channel over its evidence; their classes can be chosen.
 
     Args:
-        evidence: of images with two spatial dimensions; or a table of names and evidence by
-            several methods of one image.
+        evidence: of an image, a signal or a volume; or a table of names and evidence by several
+            methods of one image.
         path: where to write; a file that is there is replaced.
         labels: the names of all outputs. Default: their numbers.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
@@ -162,6 +170,8 @@ def write_report(
         example: which example of several; the same as ``ReportOptions(example=...)``.
         test: the test of the map that is shown at first; True makes it, with about 40 passes for
             each method, where the evidence has a model to ask, and False leaves it out.
+        spacing: the extent of a voxel along each axis of a volume, or the time between two samples
+            of a signal.
         interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
             which a region can be chosen to see its partners.
 
@@ -176,7 +186,7 @@ def write_report(
     """
     path = Path(path)
     methods = {"": evidence} if not isinstance(evidence, Mapping) else evidence
-    photo = ReportedPhoto(path.stem if title is None else title, labels, mean, std, truth)
+    photo = ReportedPhoto(path.stem if title is None else title, labels, mean, std, truth, spacing)
     options = options or ReportOptions()
     if example is not None:
         if options.example not in (None, example):
@@ -200,6 +210,8 @@ def evidence_html(
     title: str | None = None,
     truth: int | None = None,
     test: SelfTest | bool = True,
+    spacing: float | Sequence[float] | None = None,
+    interactions: Interactions | None = None,
 ) -> str | Path:
     """The page of ``write_report`` as a string, or written to a path; see
     ``WindowEvidence.to_html``."""
@@ -215,9 +227,12 @@ def evidence_html(
             truth=truth,
             options=options,
             test=test,
+            spacing=spacing,
+            interactions=interactions,
         )
-    photo = ReportedPhoto(title or "Evidence", labels, mean, std, truth)
-    return report_page({"": evidence}, photo, options, test=test).decode()
+    photo = ReportedPhoto(title or "Evidence", labels, mean, std, truth, spacing)
+    page = report_page({"": evidence}, photo, options, test=test, interactions=interactions)
+    return page.decode()
 
 
 def report_page(
@@ -231,9 +246,16 @@ def report_page(
     """The page itself, of evidence by one or several named methods."""
     number, first = _check(methods, options.example)
     values = first.inputs[0][number].detach().cpu()
+    if values.dim() != 3:
+        if len(methods) > 1 or options.contrast is not None or interactions is not None:
+            raise ValueError(
+                "a report of a signal or a volume shows one method, and no contrast or "
+                "interactions; write a report for each method, and draw a contrast with "
+                "visualize_explanation(rather_than=...)"
+            )
+        return _space_page(first, photo, options, number, test)
     display = Display.of(values, photo.mean, photo.std)
     classes = choose_classes(first.scores[number], photo, options)
-    predicted = first.measure.prediction(first.scores[number])
     block = Block()
     pixels = display.bytes(values)
     picture = block.add_bytes(photo_file(pixels))
@@ -244,20 +266,12 @@ def report_page(
         made = _method_header(block, name, evidence, number, display, classes)
         shown.append(made | {"test": _test_header(evidence, number, classes, own)})
     header = {
-        "title": photo.title,
+        **_common_header(first, number, photo, classes, options),
         "photo": {"image": picture, "height": pixels.shape[0], "width": pixels.shape[1]},
-        "classes": list(classes.columns),
-        "labels": list(classes.names),
-        "predictions": [_number(predicted[column]) for column in classes.columns],
-        "truth": classes.truth,
-        "first": classes.first,
         "second": classes.second,
-        "measure": _measure_header(first.measure),
-        "colours": {"for": FOR, "against": AGAINST},
-        "listed": {"count": N_LISTED, "least_share": LEAST_SHARE},
+        "listed": {"count": N_LISTED, "least_share": LEAST_SHARE, "close_share": CLOSE_SHARE},
         "methods": shown,
         "together": together_header(block, interactions, first, number, photo.labels),
-        "settings": settings_rows(_settings(first, values, options.settings)),
     }
     whole = first.attribution(classes.columns[0])
     shown_map = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
@@ -267,6 +281,60 @@ def report_page(
         "thumbnail": small.add_bytes(thumbnail(shown_map, THUMBNAIL)),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
+
+
+def _space_page(
+    evidence: WindowEvidence,
+    photo: ReportedPhoto,
+    options: ReportOptions,
+    number: int,
+    test: SelfTest | bool,
+) -> bytes:
+    """The page of a signal or a volume."""
+    fewer = replace(options, n_classes=min(options.n_classes, MAX_SPACE_CLASSES))
+    classes = choose_classes(evidence.scores[number], photo, fewer)
+    columns = list(classes.columns)
+    block, small = Block(), Block()
+    own, lists, pixels = space_header(
+        block, evidence, number, columns, photo.mean, photo.std, photo.spacing, N_LISTED
+    )
+    tested = _test_header(evidence, number, classes, test)
+    header = {
+        **_common_header(evidence, number, photo, classes, options),
+        **own,
+        "totals": [_total_words(evidence, number, column) for column in columns],
+        "test": tested,
+    }
+    about = {"listed": lists, "test": tested}
+    summary = {
+        **_summary(photo.title, evidence, classes, number, about),
+        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+    }
+    return SPACE_PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
+
+
+def _common_header(
+    evidence: WindowEvidence,
+    number: int,
+    photo: ReportedPhoto,
+    classes: Classes,
+    options: ReportOptions,
+) -> dict[str, Any]:
+    """What pages of every kind of input say."""
+    predicted = evidence.measure.prediction(evidence.scores[number])
+    values = evidence.inputs[0][number].detach().cpu()
+    return {
+        "title": photo.title,
+        "classes": list(classes.columns),
+        "labels": list(classes.names),
+        "predictions": [_number(predicted[column]) for column in classes.columns],
+        "truth": classes.truth,
+        "first": classes.first,
+        "measure": _measure_header(evidence.measure),
+        "words": words.page_words(evidence.measure),
+        "colours": {"for": FOR, "against": AGAINST},
+        "settings": settings_rows(_settings(evidence, values, options.settings)),
+    }
 
 
 def _settings(
@@ -318,10 +386,10 @@ def _check(
                 f"evidence must be a WindowEvidence, got {type(one).__name__}; use "
                 "EfficientPDA(model).evidence(image)"
             )
-        if len(one.inputs) != 1 or one.inputs[0].dim() != 4:
+        if len(one.inputs) != 1:
             raise ValueError(
-                f"a report shows one image with two spatial dimensions; the evidence is of "
-                f"{len(one.inputs)} tensors, the first of shape {tuple(one.inputs[0].shape)}"
+                f"a report shows one input tensor; the evidence is of {len(one.inputs)}. Pass the "
+                "others as additional_forward_args"
             )
         same = one.scores.shape == first.scores.shape and torch.equal(
             one.inputs[0], first.inputs[0]
@@ -419,6 +487,8 @@ def _part_header(
     measure = part.reading.measure
     known: dict[str, Any] = {
         "context": part.context,
+        # A region speaks for what is lost without it, and for what it adds by itself.
+        "sign": -1 if CONTEXTS[part.context].removes else 1,
         "reference": block.add(_plain(reference), "float64"),
         "changes": _add_values(block, scores - reference.unsqueeze(1)),
         "values": None,

@@ -10,7 +10,7 @@ import numpy as np
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.together import Interactions, flat_target
 from captum_pda.model.measures import signed
-from captum_pda.report.block import Block
+from captum_pda.report.page_file import Block
 from captum_pda.visualization.drawing import roomiest_place
 from captum_pda.visualization.together import COVER, LEAST_SHARE, TOGETHER
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda.engines import BatchLoop, BatchSize, DenseEngine, PreparedEngine
 from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
 from captum_pda.errors import attach_result
@@ -22,7 +24,7 @@ from captum_pda.model.inputs import check_choice
 from captum_pda.model.outputs import ExplainedOutputs
 from captum_pda.priors.empty_context import seen_share
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.regions.protocol import PlacedWindows
+from captum_pda.regions.protocol import PlacedWindows, Windows
 from captum_pda.running.plan import Place
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import Sampling
@@ -37,6 +39,14 @@ BOX_SIDES = (1 / 8, 1 / 4, 1 / 2, 1)
 VALUES_AT_ONCE, MAX_KEPT_SCORES = 2**23, 2**26
 #: After this many copies some are compared with the dense engine again.
 COPIES_PER_AUDIT = 50
+
+
+class CommonDraws(Sampling):
+    """Samples of all sets of regions with the same random numbers."""
+
+    def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
+        """The same draws, whatever is hidden."""
+        return device_sync.generator_for((self.seed, 0), device)
 
 
 class Asker:
@@ -78,11 +88,21 @@ class Asker:
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        example = self._numbers[example]
+        return self.scores_of(self._numbers[example], copies)
+
+    def scores_of(self, example: int, copies: Tensor) -> Tensor:
+        """The same for an example that is counted among all that were explained."""
         read, forward = self.explained.for_example(example), self.call.for_example(example, 0)
         loop = BatchLoop(BatchSize(self.rows, self.call.values_per_example), copies[:1])
         with evaluation_mode(self.call.forward_func):
             return loop.run(len(copies), lambda rows: read(forward(copies[torch.from_numpy(rows)])))
+
+    def seconds_per_pass(self, example: int) -> float:
+        """How long a pass of one copy of an example takes, from one pass that is measured."""
+        number = self._numbers[example]
+        start = time.perf_counter()
+        device_sync.wait(self.scores_of(number, self.call.inputs[0][number : number + 1].detach()))
+        return time.perf_counter() - start
 
     def hidden(
         self,
@@ -93,10 +113,11 @@ class Asker:
         progress: ProgressBar | str | None = None,
     ) -> Tensor:
         """The scores of an example with pixels hidden; see ``AskedExample.scores``."""
-        example = self._numbers[example]
-        if example not in self._examples:
-            self._examples[example] = AskedExample(self, example)
-        return self._examples[example].scores(hidden, context, box, progress)
+        number = self._numbers[example]
+        if number not in self._examples:
+            self._examples[number] = AskedExample(self, number)
+        seconds = self.seconds_per_pass(example) if isinstance(progress, str) else None
+        return self._examples[number].scores(hidden, context, box, progress, seconds)
 
 
 class AskedExample:
@@ -135,6 +156,7 @@ class AskedExample:
         context: str,
         box: Tensor | None = None,
         progress: ProgressBar | str | None = None,
+        seconds_per_pass: float | None = None,
     ) -> Tensor:
         """The scores with each set of pixels (K, *space) hidden.
 
@@ -144,6 +166,7 @@ class AskedExample:
             box: pixels (*space) that all sets lie in. Samples of all sets that are asked with the
                 same box are drawn with the same random numbers.
             progress: the title of a progress bar, or a bar of several such runs; None shows none.
+            seconds_per_pass: what the bar expects before the first pass.
 
         Returns:
             (samples, K, columns). What stops the run carries the same as its ``result``, with NaN
@@ -162,6 +185,8 @@ class AskedExample:
         bar = progress
         if not isinstance(bar, ProgressBar):
             bar = ProgressBar(len(new) * n_samples, bar, warns=True)
+            if new and seconds_per_pass is not None:
+                bar.expect(seconds_per_pass)
         closing = nullcontext() if bar is progress else bar
         try:
             with closing, evaluation_mode(self._asker.call.forward_func):
@@ -196,7 +221,8 @@ class AskedExample:
             if n_hidden == 0:
                 certain = self._asker.seen[self._example]
             elif n_hidden == hidden[row].numel() and self._has_nothing_seen(context):
-                certain = self._asker(self._example, self._nothing_seen().unsqueeze(0))[0]
+                nothing = self._nothing_seen().unsqueeze(0)
+                certain = self._asker.scores_of(self._example, nothing)[0]
             if certain is not None:
                 found[key] = certain.expand(n_samples, -1)
                 bar.update(n_samples)
@@ -253,7 +279,8 @@ class AskedExample:
         place = _slices(low, shape)
         windows = PlacedWindows(tuple(hidden.shape), shape, low[None], hidden[place].unsqueeze(0))
         try:
-            fills = self._asker.place.drawn(self._values[0], windows, self._sampling("full"))
+            sampling = CommonDraws(self._sampling("full").n_samples, self._sampling("full").seed)
+            fills = self._asker.place.drawn(self._values[0], windows, sampling)
         except (TypeError, ValueError) as error:
             prior = type(self._asker.place.prior).__name__
             raise type(error)(

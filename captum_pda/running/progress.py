@@ -10,8 +10,10 @@ from tqdm.auto import tqdm
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 
-#: A run without a bar is said to be long from so many seconds on, once it was measured for one.
-LONG, MEASURED = 60.0, 1.0
+#: A run without a bar is called long if it takes more seconds than this.
+LONG_SECONDS = 60.0
+#: Seconds over which passes are measured before their cost is told.
+MEASURED_SECONDS = 1.0
 
 #: Whether this process was told that a run is long; it needs to know only once.
 _was_told = False
@@ -39,11 +41,18 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._clock = clock
         self._n_passes = total
         self._n_done = 0
-        #: When the first batch was done, and its passes: it also does what is done only once.
-        self._measured_from: tuple[float, int] | None = None
+        self._start = clock()
+        self.begin(total)
         # No time yet: a model's first pass may take far longer than those that follow.
         described = None if title is None else f"{title}: {costs(total, 0)}"
         super().__init__(total=total, desc=described, disable=title is None, unit="pass")
+
+    def begin(self, n_passes: int) -> None:
+        """The next ``n_passes`` take about the same time each, and perhaps another than those
+        before: what follows a layer is a shorter pass than the whole model."""
+        self._last_alike = self._n_done + n_passes
+        #: When the first batch was done, and its passes: it also does what is done only once.
+        self._measured_from: tuple[float, int] | None = None
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count passes that are done, and tell what all of them cost as soon as that is known."""
@@ -57,16 +66,24 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         shown: bool | None = super().update(n)
         return shown
 
+    def expect(self, seconds_per_pass: float) -> None:
+        """Tell what all passes will cost, before the first one."""
+        if self._title is not None:
+            said = costs(self._n_passes, seconds_per_pass * self._n_passes)
+            self.set_description_str(f"{self._title}: {said}")
+
     def _estimate(self) -> float | None:
-        """How long all passes take, once some were measured for long enough."""
+        """How long all passes take, once some were measured for long enough. Passes from a layer
+        on are short, and count from when they begin."""
         now = self._clock()
         if self._measured_from is None:
             self._measured_from = now, self._n_done
             return None
         start, first = self._measured_from
-        if now - start < MEASURED or self._n_done <= first:
+        if now - start < MEASURED_SECONDS or self._n_done <= first:
             return None
-        return (now - start) / (self._n_done - first) * self._n_passes
+        seconds_per_pass = (now - start) / (self._n_done - first)
+        return now - self._start + seconds_per_pass * (self._last_alike - self._n_done)
 
 
 def costs(n_passes: int, seconds: float) -> str:
@@ -83,7 +100,7 @@ def costs(n_passes: int, seconds: float) -> str:
 
 def _warn_if_long(n_passes: int, seconds: float) -> None:
     global _was_told
-    if seconds <= LONG or _was_told:
+    if seconds <= LONG_SECONDS or _was_told:
         return
     _was_told = True
     warn_user(

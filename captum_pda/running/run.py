@@ -25,7 +25,7 @@ from captum_pda.fingerprints import weights_checksum
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import Plan, groups
+from captum_pda.running.plan import Place, Plan, groups
 from captum_pda.running.progress import ProgressBar
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
@@ -123,15 +123,21 @@ class Run:
         # Before any batch is halved on one rank only: all must agree on who runs what.
         rows = [batch_sizes[part.place].rows_for(part.values[:1]) for part in parts]
         examples = range(self.plan.n_examples)
-        total = sum(
-            chunk.n_regions * self.sampling.in_context(part.context).n_samples
-            for number, part in enumerate(parts)
-            for example in examples
-            for chunk in self._chunks(number, example, rows[number])
-        )
-        with ProgressBar(total, self.title, warns=self.ranks.rank == 0) as bar:
+        n_passes: dict[Place, int] = {}
+        for number, part in enumerate(parts):
+            n_samples = self.sampling.in_context(part.context).n_samples
+            n_passes[part.place] = n_passes.get(part.place, 0) + n_samples * sum(
+                chunk.n_regions
+                for example in examples
+                for chunk in self._chunks(number, example, rows[number])
+            )
+        begun = None
+        with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
                 place = parts[numbers[0]].place
+                if place is not begun:
+                    begun = place
+                    bar.begin(n_passes[place])
                 for example in examples:
                     chunks = {n: self._chunks(n, example, rows[n]) for n in numbers}
                     n_regions = sum(chunk.n_regions for own in chunks.values() for chunk in own)

@@ -6,7 +6,7 @@ values as they are: red speaks for the class, blue against it, and the colour ba
 an image, nothing is drawn where nothing is said.
 """
 
-from captum_pda.visualization.arrays import evidence_scale
+from captum_pda.visualization.drawing import evidence_scale
 from captum_pda.visualization.maps import (
     visualize_evidence,
     visualize_evidence_multiple,

@@ -17,22 +17,20 @@ from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.visualization.arrays import (
+from captum_pda.visualization.drawing import (
     Floats,
     Image,
-    check_scale,
-    evidence_map,
-    evidence_scale,
-    picture_of_map,
-)
-from captum_pda.visualization.drawing import (
     check_panels,
+    check_scale,
     draw_colorbar,
     draw_map,
     draw_picture,
+    evidence_map,
+    evidence_scale,
     finish,
     label_for,
     new_figure,
+    picture_of_map,
     show,
 )
 

@@ -13,23 +13,21 @@ from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.visualization.arrays import (
-    Floats,
-    Image,
-    evidence_map,
-    evidence_scale,
-    picture,
-    picture_of_map,
-)
 from captum_pda.visualization.drawing import (
     AGAINST,
     FOR,
+    Floats,
+    Image,
     check_panels,
     draw_map,
     draw_picture,
+    evidence_map,
+    evidence_scale,
     finish,
     new_figure,
     outline_pixels,
+    picture,
+    picture_of_map,
     show,
     wrapped,
 )

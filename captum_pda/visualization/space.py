@@ -15,10 +15,11 @@ from torch import Tensor
 
 from captum_pda.device_sync import in_double
 from captum_pda.evidence.strongest import StrongRegion
-from captum_pda.visualization.arrays import Floats, check_scale, picture
 from captum_pda.visualization.drawing import (
     AGAINST,
     FOR,
+    Floats,
+    check_scale,
     draw_colorbar,
     draw_map,
     draw_picture,
@@ -28,6 +29,7 @@ from captum_pda.visualization.drawing import (
     mark,
     new_figure,
     outline_pixels,
+    picture,
     show,
     wrapped,
 )

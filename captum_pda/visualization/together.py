@@ -11,17 +11,20 @@ from matplotlib.figure import Figure
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.together import DecidingPart, Interactions
-from captum_pda.visualization.arrays import Floats, Image, evidence_scale, picture
 from captum_pda.visualization.drawing import (
     AGAINST,
     FOR,
+    Floats,
+    Image,
     check_panels,
     draw_map,
     draw_picture,
+    evidence_scale,
     finish,
     mark,
     new_figure,
     outline_pixels,
+    picture,
     roomiest_place,
     show,
 )

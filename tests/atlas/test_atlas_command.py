@@ -12,8 +12,7 @@ from captum_pda.atlas import read_regions
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.photos import read_photo
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 QUICK = ["--model", "tiny:five", "--device", "cpu", "--method", "efficient", "--window", "8"]
 QUICK += ["--stride", "8", "--min-bits", "0", "--output", "out"]

@@ -65,7 +65,7 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
     said = capsys.readouterr()
     assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
     assert f"\nWhy {LABELS[top]} ({probabilities[top]:.1%})?\n" in said.out
-    listed = [line for line in said.out.splitlines() if " bits) (" in line]
+    listed = [line for line in said.out.splitlines() if ") without it: " in line]
     assert [line.partition(":")[0] for line in listed] == [
         f"  {number} ({kind}) without it" for kind in ("for", "against") for number in (1, 2, 3)
     ]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "docs/recipes").glob("*.md") if path.stem != "index")
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors")),
+    *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors", "together")),
 ]
 #: What a recipe needs beyond what the quick tests install.
 NEEDS = {

@@ -10,8 +10,8 @@ from report_pages import LABELS, make_evidence, make_report, order_of, printed
 
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_index
-from captum_pda.report.block import Block
 from captum_pda.report.index import PAGE, read_summary
+from captum_pda.report.page_file import Block
 
 
 @pytest.fixture(scope="module")

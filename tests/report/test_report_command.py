@@ -6,9 +6,8 @@ import pytest
 from PIL import Image
 
 from captum_pda.cli.main import main
-from captum_pda.report.block import unpack
 from captum_pda.report.index import read_summary
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 QUICK = [
     "--model",

@@ -26,9 +26,8 @@ from captum_pda import ConstantPrior, EfficientPDA, MarginalPrior, SampledPDA
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.model.measures import percent, signed
 from captum_pda.report import ReportOptions, write_report
-from captum_pda.report.block import Block, unpack
 from captum_pda.report.index import read_summary
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import Block, read_block, unpack
 
 
 def many_windows(scores=None):

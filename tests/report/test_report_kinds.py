@@ -13,8 +13,7 @@ from test_report_file import many_windows
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_report
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 OWN_LISTS = """() => {
   const found = view.ownList();
@@ -99,7 +98,7 @@ def test_an_example_that_lacks_regions_of_a_mask_is_shown_by_its_own(browser, tm
             np.testing.assert_array_equal(np.reshape(own, SPACE), region.pixels)
             answers = page.locator("#answers li").all_inner_texts()
             assert answers == [
-                printed(answer) for answer in region.answers() if "other" not in answer
+                printed(answer) for answer in region.answers() if "uncertain" not in answer
             ]
 
 

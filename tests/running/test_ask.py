@@ -230,3 +230,12 @@ def test_the_user_s_random_state_is_as_it_was():
     assert torch.equal(torch.get_rng_state(), state)
     assert one.shape == (2, 6, 4)
     assert np.isfinite(one.numpy()).all()
+
+
+def test_an_example_that_was_picked_of_a_batch_is_asked_as_itself():
+    images, model = make_images(3, 3, 8, 9), make_classifier()
+    evidence = EfficientPDA(model).evidence(images, feature_mask=TILES)
+    hidden = unions(region_masks(TILES), some_coalitions(6))
+    for context in ("full", "empty"):
+        picked = evidence.ask.of_examples(slice(2, 3)).hidden(0, hidden, context, progress="Asked")
+        torch.testing.assert_close(picked, evidence.ask.hidden(2, hidden, context))

@@ -26,8 +26,7 @@ from captum_pda.visualization import (
     visualize_evidence_multiple,
     visualize_strongest_regions,
 )
-from captum_pda.visualization.arrays import picture
-from captum_pda.visualization.drawing import AGAINST, FOR
+from captum_pda.visualization.drawing import AGAINST, FOR, picture
 
 HIDDEN = {"use_pyplot": False}
 WHITE = (1.0, 1.0, 1.0, 1.0)

@@ -1,4 +1,4 @@
-// Reads the block of typed arrays that the Python side packed; see block.py for its layout.
+// Reads the block of typed arrays that the Python side packed; see page_file.py for its layout.
 
 const ARRAYS = {
   float64: Float64Array,

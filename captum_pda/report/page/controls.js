@@ -86,9 +86,9 @@ class Controls {
     const sizes = groups.map((group, value) => ({ value, words: group.title }));
     const everything = { value: null, words: "all together" };
     this.offer("size", [everything, ...sizes], choice.group, (group) => this.choose({ group }));
-    const contexts = this.view.offered.map((value) => ({ value, words: CONTEXT_WORDS[value] }));
+    const contexts = this.view.offered.map((value) => ({ value, words: this.view.header.words.contexts[value].choice }));
     byId("context-field").hidden = contexts.length < 2;
-    const both = { value: null, words: CONTEXT_WORDS.both };
+    const both = { value: null, words: this.view.header.words.all };
     const change = (context) => this.choose({ context });
     this.offer("context", [both, ...contexts], choice.context, change);
     byId("other").value = choice.second === null ? "" : String(choice.second);

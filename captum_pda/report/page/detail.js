@@ -29,12 +29,13 @@ class Detail {
     const frame = surroundings(told.box, this.view.photo);
     const pictures = [this.look("In the photo", frame, told, () => {})];
     for (const { part } of told.parts) {
+      const own = this.view.header.words.contexts[part.context];
+      const words = part.drawn > 1 ? own.draw : own.picture;
       if (part.fills || part.filled !== undefined) {
-        const words = part.drawn > 1 ? "One draw in its place" : "Expected in its place";
         pictures.push(this.look(words, frame, told, (context) => this.fill(context, part, told)));
       } else if (part.nothing !== undefined) {
         pictures.push(
-          this.look("By itself", frame, told, (context) => this.alone(context, part, told)),
+          this.look(words, frame, told, (context) => this.alone(context, part, told)),
         );
       }
     }

@@ -94,7 +94,7 @@ function predictions(group, part, region, place, measure) {
 
 // What each region of a part says for a class, or for it rather than for another; or one region.
 function partValues(group, part, { first, second }, only = null) {
-  const sign = part.context === "full" ? -1 : 1;
+  const { sign } = part;
   const regions = only === null ? [...Array(group.count).keys()] : [only];
   const at = (table, place, region) => table[place * group.count + region];
   return Float64Array.from(regions, (region) => {

@@ -49,8 +49,10 @@ function savedChoices(view) {
   const method = view.methods[choice.method];
   const only = method.groups.length === 1 ? 0 : choice.group;
   const size = only === null ? "all sizes" : method.groups[only].title;
-  const context = choice.context === null && view.offered.length > 1 ? "both" : view.contexts[0];
-  const words = [isolated(view.header.title), method.name, size, CONTEXT_WORDS[context].toLowerCase()];
+  const { all, contexts } = view.header.words;
+  const isAll = choice.context === null && view.offered.length > 1;
+  const question = isAll ? all : contexts[view.contexts[0]].choice;
+  const words = [isolated(view.header.title), method.name, size, question.toLowerCase()];
   return words.filter(Boolean).join(" \u00b7 ");
 }
 

@@ -1,6 +1,5 @@
 // The map's test on its own photo: the strongest pixels hidden, or only them shown.
 
-const CURVES = { width: 340, height: 210, left: 46, right: 20, top: 12, bottom: 38 };
 const BLURRED_SIDE = 11; // pixels of the longer side that are left of a blurred photo
 
 class MapTest {
@@ -85,7 +84,7 @@ class MapTest {
       : `with only the strongest ${share}: ${predicted}`;
     byId("test-words").textContent = typeset(words);
     this.drawPhoto(test.shares[step], words);
-    byId("curves").replaceChildren(...this.curves());
+    byId("curves").replaceChildren(...testCurves(test, step, this.view.measure.probabilities));
     const name = (which) => test.words[which][step];
     byId("curves").setAttribute(
       "aria-label",
@@ -107,35 +106,6 @@ class MapTest {
     canvas.getContext("2d", { willReadFrequently: true }).putImageData(pixels, 0, 0);
     canvas.setAttribute("aria-label", words);
   }
-
-  curves() {
-    const { test } = this;
-    const { width, height, left, right, top, bottom } = CURVES;
-    const all = [...test.hidden, ...test.shown];
-    const probable = this.view.measure.probabilities;
-    const [low, high] = probable ? [0, 1] : [Math.min(...all), Math.max(...all)];
-    const x = (share) => left + share * (width - left - right);
-    const y = (value) => top + (1 - (value - low) / (high - low || 1)) * (height - top - bottom);
-    const line = (values) => values.map((value, k) => `${x(test.shares[k])},${y(value)}`).join(" ");
-    const text = (words, at, anchor = "middle") => drawn("text", { ...at, "text-anchor": anchor }, words);
-    const middleOf = (low + high) / 2;
-    const marks = [low, middleOf, high].map((value) =>
-      text(probable ? `${100 * value}%` : general(value, 3), { x: left - 6, y: y(value) + 4 }, "end"),
-    );
-    const there = x(test.shares[this.step]);
-    return [
-      drawn("polygon", { class: "between", points: `${line(test.shown)} ${line(test.hidden).split(" ").reverse().join(" ")}` }),
-      drawn("path", { class: "axes", d: `M${left},${top} V${height - bottom} H${width - right}` }),
-      drawn("line", { class: "there", x1: there, x2: there, y1: top, y2: height - bottom }),
-      drawn("polyline", { class: "shown", points: line(test.shown) }),
-      drawn("polyline", { class: "hidden", points: line(test.hidden) }),
-      drawn("circle", { class: "shown", cx: there, cy: y(test.shown[this.step]), r: 4 }),
-      drawn("circle", { class: "hidden", cx: there, cy: y(test.hidden[this.step]), r: 4 }),
-      ...marks,
-      ...[0, 0.5, 1].map((share) => text(`${100 * share}%`, { x: x(share), y: height - bottom + 16 })),
-      text("strongest pixels of the map", { x: x(0.5), y: height - 4 }),
-    ];
-  }
 }
 
 // The pixels in the order of a map, the strongest first and unknown ones last.
@@ -143,11 +113,4 @@ function strongestFirst(map) {
   const known = map.map((value) => (Number.isNaN(value) ? -Infinity : value));
   const order = Uint32Array.from(map.keys());
   return order.sort((a, b) => (known[b] === known[a] ? a - b : known[b] - known[a]));
-}
-
-function drawn(tag, properties, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(properties)) made.setAttribute(name, String(value));
-  made.append(...children);
-  return made;
 }

@@ -31,7 +31,8 @@ class View {
     const method = this.methods[this.choice.method];
     if (this.choice.group !== null && !method.groups[this.choice.group]) this.choice.group = null;
     this.groups = this.choice.group === null ? method.groups : [method.groups[this.choice.group]];
-    this.offered = contextsOf(this.groups);
+    const asked = contextsOf(this.groups);
+    this.offered = Object.keys(this.header.words.contexts).filter((context) => asked.includes(context));
     if (!this.offered.includes(this.choice.context)) this.choice.context = null;
     this.contexts = this.choice.context === null ? this.offered : [this.choice.context];
     if (this.choice.second === this.choice.first) this.choice.second = null;
@@ -75,12 +76,18 @@ class View {
         .filter((part) => this.contexts.includes(part.context))
         .map((part) => partMap(group, part, this.question, this.photo)),
     );
-    const told = (one) => {
-      const answers = this.describe(one).parts.flatMap((part) => answerWords(part, this.measure));
-      if (isUncertain(one, maps, this.photo)) answers.push("uncertain: other sizes disagree");
-      return { ...one, answers };
-    };
-    return { for: found.for.map(told), against: found.against.map(told) };
+    const { words } = this.header;
+    const closeShare = this.header.listed.close_share;
+    const told = (regions) =>
+      regions.map((one, place) => {
+        const answers = this.describe(one).parts.map((part) => answerWords(part, this.header));
+        const next = regions[place + 1];
+        const [own, other] = [one, next || one].map(({ value }) => Math.abs(value));
+        if (isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
+        else if (next && own - other < closeShare * own) answers.push(words.tied);
+        return { ...one, answers };
+      });
+    return { for: told(found.for), against: told(found.against) };
   }
 
   // The mean of the map inside each region of a group.
@@ -165,8 +172,7 @@ class View {
 }
 
 function contextsOf(groups) {
-  const found = groups.flatMap((group) => group.parts.map((part) => part.context));
-  return ["full", "empty"].filter((context) => found.includes(context));
+  return [...new Set(groups.flatMap((group) => group.parts.map((part) => part.context)))];
 }
 
 function middle({ top, left, height, width }) {

@@ -2,7 +2,6 @@
 
 const ROWS = ["upper", "middle", "lower"];
 const COLUMNS = ["left", "middle", "right"];
-const HARDLY = 0.05; // bits: odds that differ by less than 4 percent
 
 function placeWords(box, { height, width }) {
   const { y, x } = middle(box);
@@ -11,11 +10,10 @@ function placeWords(box, { height, width }) {
   return row === 1 && column === 1 ? "centre" : `${ROWS[row]} ${COLUMNS[column]}`;
 }
 
-const CONTEXT_WORDS = {
-  full: "Without each region",
-  empty: "Each by itself",
-  both: "All questions",
-};
+// Words of Python with places to fill in: "{start} divides {what} by {size}."
+function filled(template, parts) {
+  return template.replace(/\{(\w+)\}/g, (_, name) => parts[name]);
+}
 
 function predictionWords(value, measure) {
   return measure.probabilities ? percent(value) : general(value, 4);
@@ -26,10 +24,10 @@ function withUnit(words, { unit }) {
 }
 
 // The answer to one question about a region, as StrongRegion.answers has it.
-function answerWords({ context, value, first }, measure) {
-  if (context === "empty") return [`by itself: ${withUnit(signedWords(value), measure)} over nothing`];
-  const [seen, unseen] = first.map((one) => predictionWords(one, measure));
-  return [`without it: ${seen} -> ${unseen} (${withUnit(signedWords(-value), measure)})`];
+function answerWords({ context, value, first }, { measure, words }) {
+  const [seen, changed] = first.map((one) => predictionWords(one, measure));
+  const [added, change] = [value, -value].map((one) => withUnit(signedWords(one), measure));
+  return filled(words.contexts[context].answer, { seen, changed, value: added, change });
 }
 
 // The same, with what a close look adds: the sampling error, and the other class.
@@ -37,11 +35,11 @@ function closeWords(view, told) {
   const { measure } = view;
   return told.parts.flatMap((part) => {
     if (!Number.isFinite(part.value)) return [];
-    const question = part.context === "full" ? "without it" : "by itself";
-    const words = answerWords(part, measure);
-    if (part.second && part.context === "full") {
-      const [seen, unseen] = part.second.map((one) => predictionWords(one, measure));
-      words.push(`without it, ${isolated(view.otherName)}: ${seen} -> ${unseen}`);
+    const { question, answer } = view.header.words.contexts[part.context];
+    const words = [answerWords(part, view.header)];
+    if (part.second && answer.includes("{seen}")) {
+      const [seen, changed] = part.second.map((one) => predictionWords(one, measure));
+      words.push(`${question}, ${isolated(view.otherName)}: ${seen} -> ${changed}`);
     }
     if (part.error !== null) {
       words.push(`${question}, standard error: ${withUnit(general(part.error, 2), measure)}`);
@@ -52,34 +50,18 @@ function closeWords(view, told) {
 
 // What the first of its answers means for the odds, or for another measure.
 function evidenceSentence(view, told) {
-  const { measure } = view;
-  const name = isolated(view.className);
-  const other = view.otherName === null ? null : isolated(view.otherName);
+  const { contexts, effect } = view.header.words;
   const [part] = told.parts;
   if (!part || !Number.isFinite(part.value)) return "What this region says is not known.";
-  const { value } = part;
-  const start = part.context === "full" ? "Seeing it" : "By itself, it";
-  if (measure.unit === "bits") {
-    const what = ratioOf(measure, name, other);
-    if (Math.abs(value) < HARDLY) return `${start} hardly changes ${what}.`;
-    const times = short(2 ** Math.abs(value));
-    if (value < 0) return `${start} divides ${what} by ${times}.`;
-    return `${start} makes ${what} ${times} times as high.`;
-  }
-  if (measure.name === "probability_difference") {
-    const points = (100 * Math.abs(value)).toFixed(1);
-    const what = other === null ? `the probability of ${name}` : `the lead of ${name} over ${other}`;
-    if (value < 0) return `${start} takes ${points} points from ${what}.`;
-    return `${start} adds ${points} points to ${what}.`;
-  }
-  const what = other === null ? name : `the lead of ${name} over ${other}`;
-  return `${start} ${value < 0 ? "lowers" : "raises"} ${what} by ${short(Math.abs(value))}.`;
-}
-
-// Bits are a ratio: of the odds, of two classes, or of the probability itself.
-function ratioOf(measure, name, other) {
-  if (other !== null) return `the ratio of ${name} to ${other}`;
-  return measure.name === "weight_of_evidence" ? `the odds of ${name}` : `the probability of ${name}`;
+  const size = Math.abs(part.value);
+  const sizes = { ratio: () => short(2 ** size), points: () => (100 * size).toFixed(1), plain: () => short(size) };
+  const names = { name: isolated(view.className), other: view.otherName && isolated(view.otherName) };
+  const kind = size <= effect.hardly ? "little" : part.value < 0 ? "less" : "more";
+  return filled(effect[kind], {
+    start: contexts[part.context].effect,
+    what: filled(view.otherName === null ? effect.what : effect.pair, names),
+    size: sizes[effect.kind](),
+  });
 }
 
 // What the colours mean, in one line.
@@ -95,7 +77,7 @@ function scaleWords(view) {
   const each = [...asked].map(([key, sizes]) =>
     sizes > 1 ? `${questions[key]} (mean of ${sizes} sizes)` : questions[key],
   );
-  const unit = view.measure.unit || "units of the output";
+  const unit = view.header.words.units;
   if (each.length === 1) return `${unit}; ${each[0]}`;
   return `${unit}; weighted mean of all questions: ${each.join("; ")}`;
 }
