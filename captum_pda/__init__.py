@@ -104,4 +104,5 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *ROOMS])
+    """The public names only."""
+    return sorted([*__all__, *ROOMS])

@@ -320,7 +320,7 @@ def _standardised_maps(
     """The map of each size and context, divided by its standard deviation over the pixels."""
     maps = [plain_values(part.map(part.differences(quantity), space)[example]) for part in parts]
     spreads = [float(values.std()) for values in maps]
-    # A map of one region is flat, and the rounding in its mean is no spread.
+    # A map of one region is flat, and what it has of spread is rounding.
     flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
     return [
         one / (1.0 if is_flat else spread)

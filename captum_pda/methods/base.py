@@ -112,7 +112,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         self.output = self.output_kind.name
         self.measure = self.output_kind.measure(measure)
         self.engine = engine_for(engine)
-        Ranks(process_group)  # refuses what is no process group
+        Ranks(process_group)  # checks that it is one
         self.process_group = process_group
         self._report: EngineReport | None = None
 

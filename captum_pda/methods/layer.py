@@ -73,7 +73,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             self, forward_func, own, output, measure, DenseEngine(), process_group
         )
         if layer is not None:
-            named_layer(forward_func, layer)  # refuses what is no layer
+            named_layer(forward_func, layer)  # checks that it is one
         #: The layer that was explained last; with ``layer=None``, the one that was found.
         self.layer_name: str | None = None
         self._layer_report: EngineReport | None = None

@@ -75,7 +75,7 @@ class PDA(EfficientPDA):
     ) -> None:
         super().__init__(forward_func, prior, output, measure, engine, process_group)
         if layer is not None:
-            named_layer(forward_func, layer)  # refuses what is no layer
+            named_layer(forward_func, layer)  # checks that it is one
         self.layer = layer
         #: The layer whose feature map was asked last; None if there was none.
         self.layer_name: str | None = None

@@ -1,5 +1,6 @@
 """CONTRIBUTING.md followed to the letter: its blocks run as they stand, and do what they say."""
 
+import math
 import re
 from pathlib import Path
 
@@ -8,11 +9,20 @@ import torch
 from conftest import make_classifier, make_images
 
 import captum_pda
-from captum_pda import ConstantPrior, EfficientPDA, GradientPDA, SampledPDA
+from captum_pda import (
+    ConstantPrior,
+    EfficientPDA,
+    GradientPDA,
+    SampledPDA,
+    WindowGrid,
+    strongest_regions,
+)
 from captum_pda.cli.main import main
 from captum_pda.engines.incremental.rules import RULES
 from captum_pda.model.measures import MEASURES
 from captum_pda.model.outputs import OUTPUT_KINDS
+from captum_pda.regions.choice import REGION_KINDS
+from captum_pda.regions.contexts import CONTEXTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -119,11 +129,62 @@ def test_a_rule_is_added_as_the_page_says(names):
         RULES.update(known)
 
 
+def test_a_region_is_added_as_the_page_says(names):
+    image, model = names["image"], names["model"]
+    try:
+        stripes = follow("Add a region", names)["Stripes"]
+        mask = (torch.arange(11) * 3 // 11).expand(9, 11)
+        expected = EfficientPDA(model).evidence(image, feature_mask=mask, context="both")
+        for regions in (("stripes", 3), stripes(image, 3)):
+            found = EfficientPDA(model).evidence(image, regions=regions, context="both")
+            torch.testing.assert_close(found.attribution(1), expected.attribution(1))
+            assert found.parts[0].regions is found.parts[1].regions
+        several = GradientPDA(model).attribute(image, 1, regions=("stripes", (1, 3)))
+        one = [GradientPDA(model).attribute(image, 1, regions=("stripes", n)) for n in (1, 3)]
+        torch.testing.assert_close(several, (one[0] + one[1]) / 2)
+        with pytest.raises(ValueError, match="regions='hexagons' is not known; choose one of"):
+            EfficientPDA(model).attribute(image, 1, regions=("hexagons", 3))
+        with pytest.raises(TypeError, match="stripes=0 must be about how many regions"):
+            EfficientPDA(model).attribute(image, 1, regions=("stripes", 0))
+        with pytest.raises(TypeError, match="must be a WindowGrid"):
+            EfficientPDA(model).attribute(image, 1, regions=3)
+    finally:
+        REGION_KINDS.pop("stripes", None)
+
+
+def test_a_context_is_added_as_the_page_says(names):
+    image, model = names["image"], names["model"]
+    try:
+        follow("Add a context", names)
+        grid = WindowGrid((9, 11), (4, 4), (2, 2))
+        alone = torch.zeros(len(grid), *image.shape[1:], dtype=image.dtype)
+        for copy, (row, column) in zip(alone, grid.corners.tolist(), strict=True):
+            box = (..., slice(row, row + 4), slice(column, column + 4))
+            copy[box] = image[0][box]
+        odds = [torch.logit(model(x).softmax(1)[:, 1]) / math.log(2) for x in (alone, 0 * image)]
+        for method in (EfficientPDA, SampledPDA):
+            evidence = method(model).evidence(image, **WINDOWS, context="grey")
+            torch.testing.assert_close(evidence.window_values(1)[0], odds[0] - odds[1])
+            (total,) = evidence.total(1)
+            seen = torch.logit(model(image).softmax(1)[0, 1]) / math.log(2)
+            torch.testing.assert_close(total, seen - odds[1][0])
+            (speak_for, speak_against) = strongest_regions(evidence, 1)
+            assert "on grey: " in str([*speak_for, *speak_against][0])
+        with pytest.raises(ValueError, match=r"choose one of 'full', .*'grey', 'both'"):
+            EfficientPDA(model).attribute(image, 1, context="green")
+    finally:
+        CONTEXTS.pop("grey", None)
+
+
 def test_every_room_and_file_that_the_page_names_is_there():
     package = Path(captum_pda.__file__).parent
     for room in re.findall(r"`(\w+)/`", PAGE):
         assert (package / room).is_dir(), room
     for file in re.findall(r"`((?:\w+/)+\w+\.py)`", PAGE):
         assert (package / file).exists() or (ROOT / file).exists(), file
+    for row in re.findall(r"^\| (`\w+/`.*) \|$", PAGE, re.MULTILINE):
+        rooms = re.findall(r"`(\w+)/`", row)
+        for name in re.findall(r"`(\w+)`", row):
+            assert any(list((package / room).glob(f"{name}*")) for room in rooms), (rooms, name)
     rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
     assert rooms == set(re.findall(r"`(\w+)/`", PAGE)), "the table of rooms"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import captum_pda
 from captum_pda import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +69,9 @@ def test_every_room_has_its_place_in_the_order_of_imports():
     }
     assert rooms - {"__init__", "__main__"} <= named
     assert named - rooms <= {"report"}
+
+
+def test_dir_shows_the_public_names_only():
+    rooms = {"atlas", "report", "visualization"}
+    assert set(dir(captum_pda)) == {*captum_pda.__all__, *rooms}
+    assert all(getattr(captum_pda, name) is not None for name in dir(captum_pda))
