@@ -39,6 +39,9 @@ class FeatureMaskRegions:
         ((0, 1, 2), (1, 1))
     """
 
+    #: How many of the first regions are not asked: what lies outside of a region of interest.
+    n_unasked = 0
+
     def __init__(self, mask: Tensor) -> None:
         labels, numbers = torch.unique(mask.cpu(), return_inverse=True)
         self.labels = tuple(int(label) for label in labels)
@@ -86,6 +89,7 @@ class FeatureMaskRegions:
         """Which regions have no pixels, (N, W)."""
         present = torch.zeros(len(self.numbers), len(self), dtype=torch.bool, device="cpu")
         present.scatter_(1, self.numbers.flatten(1), True)
+        present[:, : self.n_unasked] = False
         return ~present.expand(n_examples, -1)
 
     def of_examples(self, rows: slice) -> Self:
@@ -126,6 +130,7 @@ class FeatureMaskRegions:
 
     def _grouped(self, numbers: Tensor) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
         low, high, present = _extents(numbers.numpy(), len(self))
+        present[: self.n_unasked] = False
         sides = _rounded_sides(high - low, self.space)
         order = np.lexsort((*sides.T, sides.prod(axis=1)))
         order = order[present[order]]

@@ -88,9 +88,9 @@ def photos() -> None:
     """A class, and a class rather than another, of photos."""
     from skimage import data
 
-    from captum_pda.cli.models import choose_model, load_classifier
+    from captum_pda.cli.models import load_classifier
 
-    classifier = load_classifier(choose_model("efficientnet_lite0"))
+    classifier = load_classifier("efficientnet_lite0")
     for name, photo, rather in (
         ("classification", data.coffee(), None),
         ("contrast", data.chelsea(), 285),
