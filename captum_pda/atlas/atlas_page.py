@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ PAGE = Page(
     ("block.js", "elements.js", "numbers.js", "atlas.js"),
 )
 CROP_QUALITY = 80
+#: Letters of a group's name that fit in a line.
+NAME_LETTERS = 28
 #: Inches of the picture: the height of a group, and the widths of a crop and of the words.
 ROW_HEIGHT, CROP_WIDTH, WORDS_WIDTH = 1.15, 1.0, 2.4
 
@@ -60,6 +63,7 @@ def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
 
 def _group(group: RegionGroup, block: Block, n_examples: int) -> dict[str, Any]:
     return {
+        "name": group.name,
         "bits": group.mean_bits,
         "spread": group.spread,
         "photos": len(group.photos),
@@ -122,8 +126,9 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
 
 
 def group_words(group: RegionGroup) -> str:
-    """How strong a group is, and how often it occurs."""
+    """How strong a group is, how often it occurs, and what is common to it."""
     return (
         f"{group.mean_bits:+.2f} \u00b1 {group.spread:.2f} bits\n"
-        f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}"
+        f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}\n"
+        + textwrap.fill(group.name, NAME_LETTERS)
     )

@@ -107,8 +107,8 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         place = self.plan.places[number]
-        is_flat = explanation.image.dim() == 4
-        if place.picture is not None and is_flat:
+        is_flat = explanation.image.dim() == 4  # a page shows images only
+        if place.picture is not None:
             figure = draw_picture(explanation, self.classifier)
             write_figure(place.picture, figure, self.overwrite)
         settings = {**self.settings, **self.notes, **record.settings}
@@ -116,8 +116,13 @@ class PhotoWriter:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
             content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
             write_result(place.volume, content, self.overwrite)
+        title = place.photo.name
+        if self.plan.folder is not None and place.picture is not None:
+            below = place.picture.relative_to(self.plan.folder).parent
+            title = (below / place.photo.name).as_posix()
+        settings["summary"] = in_a_row(explanation)
         if place.page is not None and explanation.evidence is not None and is_flat:
-            page = photo_page(place.photo, explanation, self.classifier, settings)
+            page = photo_page(place.photo, title, explanation, self.classifier, settings)
             write_result(place.page, page, self.overwrite)
         if place.numbers is not None:
             content = self.numbers(number, explanation, record, settings)
@@ -148,7 +153,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             lines.append(explanation.method)
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
-    if evidence is not None and not others:
+    is_volume = explanation.image.dim() != 4
+    if evidence is not None and (is_volume or not others):
         target, rather_than = (*first.classes, None)[:2]
         figure, axes = visualize_explanation(
             evidence,
@@ -161,6 +167,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             std=std,
             use_pyplot=False,
         )
+        if is_volume:
+            return figure
         words = textwrap.fill(explanation.method, METHOD_WIDTH)
         axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
         for panel in axes[:2]:
@@ -242,7 +250,11 @@ def plain_outputs(outputs: Tensor) -> Tensor:
 
 
 def photo_page(
-    photo: Path, explanation: Explanation, classifier: Classifier, settings: Mapping[str, Any]
+    photo: Path,
+    title: str,
+    explanation: Explanation,
+    classifier: Classifier,
+    settings: Mapping[str, Any],
 ) -> bytes:
     """The report of an explained photo."""
     if explanation.evidence is None:
@@ -253,7 +265,7 @@ def photo_page(
     truth = true_class(photo, explanation.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        ReportedPhoto(photo.name, explanation.labels, *colours, truth),
+        ReportedPhoto(title, explanation.labels, *colours, truth),
         ReportOptions(
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
@@ -264,6 +276,24 @@ def photo_page(
 
 
 # In words
+
+
+def in_a_row(explanation: Explanation) -> dict[str, Any]:
+    """What a table of many photos tells of the first answer."""
+    answer, measure = explanation.answers[0], explanation.measure
+    strongest = {
+        kind: regions[0].value if regions else None
+        for kind, regions in (("for", answer.speak_for), ("against", answer.speak_against))
+    }
+    return {
+        "answer": answer.name,
+        "prediction": float(explanation.predictions[answer.classes[0]]),
+        "strongest_for": strongest["for"],
+        "strongest_against": strongest["against"],
+        "unit": measure.unit,
+        "total": answer.total,
+        "test": None if answer.test is None else str(answer.test),
+    }
 
 
 def top_classes(predictions: Tensor, labels: Sequence[str], measure: Measure, n: int = 5) -> str:

@@ -40,6 +40,7 @@ from captum_pda.report.pictures import (
     filled_photo,
     fills_sprite,
     jpeg,
+    map_over,
     photo_file,
     thumbnail,
 )
@@ -272,10 +273,12 @@ def report_page(
         "methods": shown,
         "together": together_header(block, interactions, first, number, photo.labels),
     }
+    whole = first.attribution(classes.columns[0])
+    shown_map = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
     small = Block()
     summary = {
         **_summary(photo.title, first, classes, number, shown[0]),
-        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+        "thumbnail": small.add_bytes(thumbnail(shown_map, THUMBNAIL)),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 

@@ -9,27 +9,38 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
-from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport, PreparedEngine
+from captum_pda.engines import (
+    Audit,
+    BatchLoop,
+    BatchSize,
+    DenseEngine,
+    EngineReport,
+    PreparedEngine,
+)
 from captum_pda.engines.audit import audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance, audit_of
+from captum_pda.engines.protocol import Advance, Read, Rows, audit_of
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
+from captum_pda.model.call import ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
+from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import Place, Plan, groups
+from captum_pda.running.plan import Place, Plan, groups, shared_labels
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
 #: Fill values held at once. Chunks depend on nothing but the plan, so that the same seed gives
@@ -134,6 +145,8 @@ class Run:
                 for example in examples
                 for chunk in self._chunks(number, example, rows[number])
             )
+        n_shared = len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
+        n_passes[parts[0].place] += n_shared
         begun = None
         with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
@@ -157,6 +170,41 @@ class Run:
                     self.audits.append(audit)
                     if not audit.agrees:
                         return
+            for example in examples:
+                self._run_shared(example, batch_sizes, bar.update)
+
+    def _own_shared(self) -> list[int]:
+        """This rank's share of the features that masks of several tensors have in common."""
+        labels = {label for part in self.plan.parts for label in shared_labels(part)}
+        return sorted(labels)[self.ranks.rank :: self.ranks.count]
+
+    def _run_shared(
+        self, example: int, batch_sizes: dict[Place, BatchSize], advance: Advance
+    ) -> None:
+        """Run features that masks of several tensors share, hidden in all of them at once."""
+        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
+        labels, n_samples = self._own_shared(), self.sampling.n_samples
+        if not labels:
+            return
+        place, explained = parts[0][1].place, self.plan.explained
+        call = cast(ModelCall, place.call)
+        read = explained.for_example(example)
+        loop = BatchLoop(batch_sizes[place], parts[0][1].values[:1])
+        at_once = max(1, loop.at_once // n_samples)
+        for some in (labels[start : start + at_once] for start in range(0, len(labels), at_once)):
+            copies = {
+                part.tensor: part.without(example, some, replace(self.sampling, part=number))
+                for number, part in parts
+            }
+            run_batch = partial(_scores_of_rows, call, read, example, copies)
+            scores = loop.run(len(some) * n_samples, run_batch, advance)
+            samples = scores.reshape(len(some), n_samples, -1).transpose(0, 1)
+            for number, part in parts:
+                own_labels = cast(FeatureMaskRegions, part.regions).labels
+                here = [n for n, label in enumerate(some) if label in own_labels]
+                members = [own_labels.index(some[n]) for n in here]
+                found = RegionScores.of(samples[:, here], explained.kind, self.sampling.keep_errors)
+                self.known[number].put(example, torch.tensor(members, device=scores.device), found)
 
     def _run_example(
         self,
@@ -216,7 +264,16 @@ class Run:
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
             in_batch=max(1, rows_in_batch // n_samples),
             ranks=self.ranks,
+            left_out=shared_labels(part),
         )
+
+
+def _scores_of_rows(
+    call: ModelCall, read: Read, example: int, copies: Mapping[int, Tensor], rows: Rows
+) -> Tensor:
+    """The scores of some copies of an example whose tensors are changed together."""
+    chosen = torch.from_numpy(rows)
+    return read(call.with_copies(example, {n: own[chosen] for n, own in copies.items()}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,6 +303,7 @@ def rank_chunks(
     at_once: int,
     in_batch: int,
     ranks: Ranks,
+    left_out: frozenset[int] = frozenset(),
 ) -> list[Chunk]:
     """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
@@ -258,10 +316,19 @@ def rank_chunks(
         at_once: how many regions an engine is given at once.
         in_batch: how many of these it runs in a batch.
         ranks: the processes that share the regions.
+        left_out: labels of a mask whose regions are run elsewhere.
     """
+    groups_of_boxes = list(zip(regions.boxes(example), regions.members(example), strict=True))
+    if left_out:
+        labels = np.array(cast(FeatureMaskRegions, regions).labels)
+        kept = [
+            (windows, members, np.flatnonzero(~np.isin(labels[members], list(left_out))))
+            for windows, members in groups_of_boxes
+        ]
+        groups_of_boxes = [(windows.pick(own), members[own]) for windows, members, own in kept]
     chunks = [
         Chunk(windows[start:stop], members[start:stop], _blocks(stop - start, at_once))
-        for windows, members in zip(regions.boxes(example), regions.members(example), strict=True)
+        for windows, members in groups_of_boxes
         for start, stop in fill_chunks(windows, values_per_pixel)
     ]
     if ranks.count > 1:

@@ -12,7 +12,8 @@ function example({ photo, bits, link, crop }, arrays) {
 
 function group(one, all, arrays) {
   const kind = one.bits > 0 ? "for" : "against";
-  const many = counted(one.regions, "region");
+  const shown = one.examples.length;
+  const crops = shown < one.regions ? `${shown} of ${counted(one.regions, "crop")} shown` : counted(shown, "crop");
   return element(
     "li",
     {},
@@ -20,7 +21,8 @@ function group(one, all, arrays) {
       "p",
       { class: "sum" },
       element("strong", { class: kind }, `${signed(one.bits)} \u00b1 ${one.spread.toFixed(2)} bits`),
-      element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${many}`),
+      element("span", {}, nameElement(one.name)),
+      element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${crops}`),
     ),
     element("ul", { class: "crops" }, ...one.examples.map((region) => example(region, arrays))),
   );
