@@ -166,7 +166,7 @@ def plan_folder(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
             "--raw none leaves no place for the settings of a folder's results; use npz or "
             "safetensors"
         )
-    found: dict[Path, tuple[Path, Path]] = {}
+    found: dict[Path, tuple[Path, Path, Path]] = {}
     for given in images:
         if given.is_dir() and output.resolve() == given.resolve():
             raise UsageError(f"--output {output} must be another folder than that of the photos")
@@ -174,14 +174,17 @@ def plan_folder(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
             if output.resolve() in photo.resolve().parents:
                 continue  # A picture of an earlier run, where results go below the photos.
             below = photo.relative_to(given) if given.is_dir() else Path(photo.name)
-            found[photo] = Path(given.absolute().name if given.is_dir() else ""), below
+            # A photo that was named in two ways is explained once.
+            key = photo.parent.resolve() / photo.name
+            prefix = Path(given.absolute().name if given.is_dir() else "")
+            found.setdefault(key, (photo, prefix, below))
     if not found:
         raise CommandError(f"there are no photos outside of {output}; choose another --output")
     # Photos of one name in several folders are told apart by the names of these.
-    has_twins = len({below for _, below in found.values()}) < len(found)
+    has_twins = len({below for _, _, below in found.values()}) < len(found)
     places = []
-    for photo, (folder, below) in found.items():
-        whole = folder / below if has_twins else below
+    for photo, prefix, below in found.values():
+        whole = prefix / below if has_twins else below
         places.append(Place.beside(photo, output / whole.with_name(_name(photo)), raw, html))
     _check_apart(places, output)
     return Plan(tuple(places), output, has_index=html)

@@ -10,6 +10,7 @@ from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.atlas import (
+    ClassRegion,
     cut_regions,
     make_atlas,
     read_regions,
@@ -111,7 +112,10 @@ def test_the_picture_has_a_row_for_each_group(regions):
     figure = visualize_atlas(atlas, n_examples=3, use_pyplot=False)
     assert len(figure.axes) == len(atlas.groups) * 4
     words = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert words[0] == f"{atlas.groups[0].mean_bits:+.2f} \u00b1 0.00 bits\n6 of 6 photos"
+    assert (
+        words[0]
+        == f"{atlas.groups[0].mean_bits:+.2f} \u00b1 0.00 bits\n6 of 6 photos\nfor, anywhere"
+    )
     empty = visualize_atlas(make_atlas([], "warm"), use_pyplot=False)
     assert [text.get_text() for text in empty.axes[0].texts] == [
         "no region occurs in several photos"
@@ -142,3 +146,16 @@ def test_the_page_shows_groups_and_links_to_reports(browser, regions, tmp_path):
         assert all(link.startswith("file:") for link in links)
         assert page.evaluate(LOW_CONTRAST) == []
         assert page.evaluate(NAMELESS) == []
+
+
+def test_a_group_is_named_by_class_sign_and_place():
+    def region(photo, corner, bits=1.0):
+        crop, vector = np.zeros((96, 96, 3), np.uint8), np.ones(2, np.float32)
+        return ClassRegion(photo, bits, corner, (10, 10), crop, vector, "", "husky", (90, 90))
+
+    corners = [(2, 70), (5, 75), (40, 40)]
+    above = [region(str(number), corner) for number, corner in enumerate(corners)]
+    (group,) = make_atlas(above, "husky").groups
+    assert group.name == "for husky, mostly upper right"
+    (group,) = make_atlas([region(str(n), (40, 30 * n), -1.0) for n in range(3)], "husky").groups
+    assert group.name == "against husky, anywhere"
