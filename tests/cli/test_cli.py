@@ -232,7 +232,7 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "give one of them"),
         (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
         (["explain", "cat.png", "--output", "labels.txt"], 2, "pictures end in .png or .jpg"),
-        (["explain", "a/cat.png", "b/cat.png"], 2, "would both be written to cat.png_evidence.png"),
+        (["explain", "a/s/cat.png", "b/s/cat.png"], 2, "both be written to s/cat.png_evidence.png"),
         (["explain", "cat.png", "--output", "out.pdf"], 2, "pictures end in .png or .jpg"),
         (["explain", "cat.png", "--scales", "8", "8"], 2, "holds a size twice"),
         (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "give one of them"),

@@ -195,6 +195,7 @@ def test_files_have_the_same_names_for_a_photo_and_for_a_folder() -> None:
     assert main(["explain", "photos/a.png", "photos/a.bmp", "--output", "single", *tiny]) == 0
     names = {path.name for path in Path("folder").iterdir()}
     assert names - {path.name for path in Path("single").iterdir()} == {
+        "results.csv",
         "settings.json",
         "summary.json",
     }
