@@ -25,7 +25,7 @@ from captum_pda.evidence.strongest import (
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import percent, signed
 from captum_pda.running.ask import Asker
-from captum_pda.running.progress import ProgressBar
+from captum_pda.running.run import ProgressBar
 
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import WindowEvidence

@@ -30,7 +30,7 @@ from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.tree import LEAVES, NestedTree, RegionTree, tiles
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, make_plan
-from captum_pda.running.progress import ProgressBar
+from captum_pda.running.run import ProgressBar
 from captum_pda.running.sampling import Sampling
 
 Pixels = npt.NDArray[np.bool_]

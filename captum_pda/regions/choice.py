@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import Context, contexts_of, planned_passes
-from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions
+from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import (
     Granularities,
@@ -239,16 +239,13 @@ def _mask_regions(
         raise ValueError(
             f"feature_mask has {len(masks)} tensors for {len(inputs)} inputs; give one for each"
         )
-    return tuple(
-        (
-            feature_mask_regions(
-                mask,
-                tensor,
-                f"feature_mask[{n}]" if isinstance(feature_mask, tuple) else "feature_mask",
-            ),
-        )
+    several = isinstance(feature_mask, tuple)
+    found = [
+        feature_mask_regions(mask, tensor, f"feature_mask[{n}]" if several else "feature_mask")
         for n, (mask, tensor) in enumerate(zip(masks, inputs, strict=True))
-    )
+    ]
+    share_labels(found)
+    return tuple((regions,) for regions in found)
 
 
 def _one_each(given: Extents, n_tensors: int, name: str) -> list[Extent | None]:

@@ -22,8 +22,7 @@ import pytest
 from PIL import Image
 
 from captum_pda.cli.main import main
-from captum_pda.report.block import unpack
-from captum_pda.report.page_file import read_block
+from captum_pda.report.page_file import read_block, unpack
 
 MODEL = "tiny:five"
 N = 6
