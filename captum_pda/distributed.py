@@ -26,7 +26,7 @@ DEVICES = {"nccl": "cuda", "xccl": "xpu"}
 
 
 class OtherRankError(RuntimeError):
-    """Another rank of the process group failed, and so this one can't finish either."""
+    """Another rank of the process group failed, and so this one cannot finish either."""
 
 
 class Ranks:
@@ -52,11 +52,11 @@ class Ranks:
             self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         except (TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise TypeError(
-                f"process_group={group!r} is no process group; pass torch.distributed.group.WORLD "
-                "or what torch.distributed.new_group() returned"
+                f"process_group={group!r} is not a process group; pass "
+                "torch.distributed.group.WORLD or what torch.distributed.new_group() returned"
             ) from error
         if self.rank < 0:
-            raise ValueError("this process is no member of the process_group that it was given")
+            raise ValueError("this process is not a member of the process_group that it was given")
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +140,7 @@ class Ranks:
         except RuntimeError as error:
             self.lost = True
             raise OtherRankError(
-                f"rank {self.rank} of {self.count} can't reach another one, which may have ended; "
+                f"rank {self.rank} of {self.count} cannot reach another one, which may have ended; "
                 "start the job anew"
             ) from error
 

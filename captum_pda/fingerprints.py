@@ -210,6 +210,8 @@ class _Walk:
             self._add(_content(cell))
 
     def _add_code(self, code: types.CodeType, documentation: str | None = None) -> None:
+        """The code that runs. Its source would not do: a file may have been edited since it was
+        loaded, and what is typed into an interpreter has none."""
         self._add((code.co_code, code.co_names))
         constants = code.co_consts
         if documentation is not None and constants[:1] == (documentation,):

@@ -48,6 +48,7 @@ class ClassRegion:
         features: what it is compared by, (F,).
         link: the address of the photo's report, if there is one.
         label: the name of the class, where regions of several classes are kept together.
+        space: the shape of the model's input, where it is known.
     """
 
     photo: str
@@ -58,6 +59,17 @@ class ClassRegion:
     features: Vector
     link: str = ""
     label: str = ""
+    space: tuple[int, int] = (0, 0)
+
+    @property
+    def place(self) -> str:
+        """In which ninth of the photo its middle lies, as "upper left"; "" where unknown."""
+        if 0 in self.space:
+            return ""
+        middles = zip(self.corner, self.shape, self.space, strict=True)
+        row, column = (min(int(3 * (a + b / 2) / size), 2) for a, b, size in middles)
+        ninth = f"{('upper', 'middle', 'lower')[row]} {('left', 'middle', 'right')[column]}"
+        return "in the centre" if (row, column) == (1, 1) else ninth
 
 
 def cut_regions(
@@ -120,6 +132,7 @@ def cut_regions(
             (region.shape[0], region.shape[1]),
             crop,
             vector,
+            space=(image.shape[2], image.shape[3]),
         )
         for region, crop, vector in zip(found, crops, features, strict=True)
     ]
@@ -212,6 +225,7 @@ def regions_in_file(
         "bits": np.array([region.bits for region in regions], dtype=np.float64),
         "corners": _stacked([region.corner for region in regions], (2,)),
         "shapes": _stacked([region.shape for region in regions], (2,)),
+        "spaces": _stacked([region.space for region in regions], (2,)),
         "crops": _stacked([region.crop for region in regions], (CROP_SIDE, CROP_SIDE, 3), "uint8"),
         "features": np.array([region.features for region in regions], dtype=np.float32),
     }
@@ -226,8 +240,9 @@ def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
     """The regions that ``write_regions`` wrote."""
     with safe_open(path, framework="np") as file:
         names = json.loads(file.metadata()["names"])
-        bits, corners, shapes, crops, features = (
-            file.get_tensor(name) for name in ("bits", "corners", "shapes", "crops", "features")
+        bits, corners, shapes, spaces, crops, features = (
+            file.get_tensor(name)
+            for name in ("bits", "corners", "shapes", "spaces", "crops", "features")
         )
     return [
         ClassRegion(
@@ -239,6 +254,7 @@ def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
             features[number],
             link,
             label,
+            (int(spaces[number][0]), int(spaces[number][1])),
         )
         for number, (photo, link, label) in enumerate(names)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from captum_pda.atlas.class_regions import ClassRegion
 from captum_pda.files import counted
 from captum_pda.model.inputs import check_count
+from captum_pda.model.measures import signed
 
 #: How many groups are tried at most, for the class and against it.
 MAX_GROUPS = 10
@@ -62,6 +64,16 @@ class RegionGroup:
             for photo in self.photos
         ]
 
+    @property
+    def name(self) -> str:
+        """What the regions have in common: their sign, and where most of them lie in the photo."""
+        places = Counter(region.place for region in self.regions if region.place)
+        common, count = places.most_common(1)[0] if places else ("", 0)
+        where = f", mostly {common}" if count > len(self.regions) / 2 else ", anywhere"
+        kind = "for" if self.speaks_for else "against"
+        label = self.regions[0].label
+        return f"{kind} {label}{where if places else ''}" if label else f"{kind}{where}"
+
     def examples(self, n: int) -> list[ClassRegion]:
         """The most typical regions, from as many different photos as possible."""
         seen: dict[str, int] = {}
@@ -93,7 +105,9 @@ class Atlas:
         lines = [f"Atlas of {self.label!r}: {photos}, {groups}"]
         for group in self.groups:
             photos = counted(len(group.photos), "photo")
-            lines.append(f"  {group.mean_bits:+.2f} +- {group.spread:.2f} bits in {photos}")
+            lines.append(
+                f"  {signed(group.mean_bits)} +- {group.spread:.2f} bits in {photos}: {group.name}"
+            )
         return "\n".join(lines)
 
 

@@ -25,6 +25,7 @@ from captum_pda.cli.explainer import (
     check_size,
     named_classes,
 )
+from captum_pda.cli.fit_prior import load_prior
 from captum_pda.cli.folders import (
     RAW_FORMATS,
     Place,
@@ -43,14 +44,13 @@ from captum_pda.cli.options import (
     add_overwrite,
     positive,
 )
-from captum_pda.cli.photos import intensity_option, read_photo
+from captum_pda.cli.photos import Photo, intensity_option, read_photo, roi_image
 from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
 from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
 from captum_pda.datasets.result_folder import Example
 from captum_pda.distributed import Display, OtherRankError, Ranks
 from captum_pda.files import counted
-from captum_pda.priors import GaussianPatchPrior
 
 #: How many failures are printed; all of them are in a folder's summary.
 SHOWN_FAILURES = 20
@@ -184,7 +184,7 @@ def load_explainer(
     inputs = [*(place.photo for place in plan.places), *extra]
     check_free(plan.files, inputs, options.overwrite)
     device = own_device(options.device)
-    prior = GaussianPatchPrior.load(options.prior) if options.prior else None
+    prior = load_prior(options.prior) if options.prior else None
     options.intensity = intensity_option(options.intensity)
     choice = choose_model(options.model, options.weights, options.labels)
     photos = PhotoSet(plan.places, choice.preprocessing, options)
@@ -240,7 +240,20 @@ class PhotoSet:
                 "the place of the model's input in the scan is not known, so its map cannot be "
                 "written as NIfTI: return (tensor, affine) from the transform, or use --raw npz"
             )
-        return Example(inputs, source=source)
+        return Example(inputs, self._roi(photo), source)
+
+    def _roi(self, photo: Photo) -> Tensor | None:
+        """Which pixels of the model's input lie in the region of interest, (*space)."""
+        if not self.options.roi:
+            return None
+        image, black_and_white = roi_image(self.options.roi, photo.image)
+        marked = self.preprocessing.prepare(image, photo.affine)[0].mean(dim=0)
+        low, high = marked.aminmax()
+        if not black_and_white or not low < high:
+            raise CommandError(
+                "--roi must mark a part of what the model sees of the image, and not all of it"
+            )
+        return marked > (low + high) / 2
 
     def first_input(self) -> Tensor:
         """The first input that can be made, (1, C, *space)."""
@@ -260,6 +273,9 @@ def tell(path: Path, explanation: Explanation, written: Sequence[Path]) -> None:
     )
     for answer in explanation.answers:
         print("\n".join(answer_lines(answer, explanation)))
+    if explanation.roi is not None:
+        share = float(explanation.roi.float().mean())
+        print(f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere.")
     for line in explanation.decided:
         print(line)
     print(f"Written: {', '.join(str(file) for file in written)}")
@@ -271,7 +287,7 @@ def conclude(options: argparse.Namespace, plan: Plan, summary: DatasetSummary) -
     total, hint = len(plan.places), "the others are written"
     if plan.folder is not None:
         path = write_summary(plan.folder, summary, total, failed, options.overwrite)
-        write_folder_index(plan, options.overwrite)
+        write_folder_index(plan, failed, options.overwrite)
         hint = f"{path} lists them, and the same command tries them again"
         if not options.quiet:
             before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"

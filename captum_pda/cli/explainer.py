@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,6 +50,8 @@ METHOD_CLASSES: dict[str, Any] = {
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
+#: How many superpixels a region of interest is divided into by default.
+ROI_SUPERPIXELS = (12, 25, 60)
 #: How many boxes of a detector are explained by default.
 EXPLAINED_BOXES = 3
 #: How many of the strongest regions are listed, for a class and against it.
@@ -91,6 +94,7 @@ class Explanation:
         measure: what the maps are measured in.
         labels: the names of classes, or of a detector's boxes.
         evidence: the evidence of every window for every class; None for "gradient".
+        roi: the region of interest (H, W), if only that was asked.
         decided: which regions decide between the answer and the class that was expected.
     """
 
@@ -102,6 +106,7 @@ class Explanation:
     labels: Sequence[str]
     evidence: WindowEvidence | None = None
     decided: tuple[str, ...] = ()
+    roi: Tensor | None = None
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -115,6 +120,11 @@ def check_options(options: argparse.Namespace) -> None:
         raise UsageError(
             "--superpixels are regions of the photo, and --method layer hides places of a feature "
             "map; leave them out, or choose another method"
+        )
+    if options.roi and (options.window or options.scales or options.method not in WITH_ENGINE):
+        raise UsageError(
+            "--roi is divided into --superpixels, for --method pda, efficient or sampled; leave "
+            "out --window, --scales and other methods"
         )
     if getattr(options, "expected", None) and options.method in ("gradient", "layer"):
         raise UsageError(
@@ -232,6 +242,7 @@ class PhotoExplainer:
             "context": options.context or "default",
             "samples": options.samples if sampled else None,
             "seed": options.seed if sampled else None,
+            "roi": options.roi,
             "intensity": options.intensity,
             "frame": options.frame,
             "targets": options.target,
@@ -242,11 +253,13 @@ class PhotoExplainer:
             "engine": self.engine if options.method in WITH_ENGINE else None,
         }
 
-    def attribute(self, image: Tensor, target: None = None) -> Explanation:
-        """Explain a model's input; all answers come from one set of forward passes."""
-        del target  # the options name the classes
+    def attribute(self, image: Tensor, target: Tensor | None = None) -> Explanation:
+        """Explain a model's input; all answers come from one set of forward passes.
+
+        The options name the classes; ``target`` is the region of interest (*space), if any.
+        """
         if isinstance(self.classifier.model, Detector):
-            return self._explain_boxes(image, self.classifier.model)
+            return self._explain_boxes(image, self.classifier.model, target)
         measure: Measure = self._method().measure
         with torch.no_grad():
             outputs = scores_of(self.classifier.model(image))
@@ -271,12 +284,15 @@ class PhotoExplainer:
                 measure,
                 self.classifier.labels,
             )
-        evidence = self.evidence(image)
+        evidence = self.evidence(image, target)
         answers = [self._from_evidence(evidence, classes) for classes in asked]
         words = f"{name}, {parts_in_words(evidence)}"
+        words += "" if target is None else ", region of interest only"
         decided = self._decided(evidence)
         labels = self.classifier.labels
-        return Explanation(image, predictions, answers, words, measure, labels, evidence, decided)
+        return Explanation(
+            image, predictions, answers, words, measure, labels, evidence, decided, target
+        )
 
     def _decided(self, evidence: WindowEvidence) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""
@@ -294,7 +310,7 @@ class PhotoExplainer:
             return (*lines, f"hiding regions did not make it say {labels[expected]}")
         return (*lines, needed.described(labels))
 
-    def _explain_boxes(self, image: Tensor, detector: Detector) -> Explanation:
+    def _explain_boxes(self, image: Tensor, detector: Detector, roi: Tensor | None) -> Explanation:
         """Explain the boxes that a detector finds, each as an output of a model of matches."""
         if self.options.method not in WITH_ENGINE or self.options.contrast:
             raise UsageError(
@@ -306,16 +322,20 @@ class PhotoExplainer:
         match, names = detector.boxes(image, self.classifier.labels, named, n_boxes)
         other = copy(self)
         other.classifier = replace(self.classifier, model=match, labels=names)
-        other.options = argparse.Namespace(**{**vars(self.options), "target": []})
+        other.options = argparse.Namespace(**{**vars(self.options), "target": [], "expected": None})
         other.engine, other._n_top = "dense", len(names)
-        found = other.attribute(image)
+        found = other.attribute(image, roi)
         boxes = [tuple(match.boxes[one.classes[0]].tolist()) for one in found.answers]
         answers = [replace(one, box=box) for one, box in zip(found.answers, boxes, strict=True)]
         return replace(found, answers=answers)
 
-    def evidence(self, image: Tensor) -> WindowEvidence:
-        """The evidence of every window for every class."""
+    def evidence(self, image: Tensor, roi: Tensor | None = None) -> WindowEvidence:
+        """The evidence of every region for every class."""
         arguments = {**self._regions, "show_progress": self.show_progress}
+        if roi is not None:
+            sizes = self.options.superpixels or ROI_SUPERPIXELS
+            find = partial(Superpixels, roi=roi)
+            arguments = {"regions": (find, sizes), "show_progress": self.show_progress}
         if self.options.method in WITH_CONTEXT:
             arguments["context"] = self.options.context or "full"
         if self.options.method == "sampled":
@@ -324,6 +344,8 @@ class PhotoExplainer:
         if self.options.method == "pda":
             arguments["effort"] = self.options.effort
         found: WindowEvidence = self._method().evidence(image, **arguments)
+        if roi is not None:
+            found = found.at_depth("input")  # the feature map knows nothing of the region
         # That of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
 

@@ -1,12 +1,14 @@
-"""``captum-pda fit-prior``: learn from a folder of photos what to expect in a window."""
+"""``captum-pda fit-prior``: learn from a folder of photos what to expect in a region."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from captum_pda.cli.folders import check_free
@@ -15,18 +17,19 @@ from captum_pda.cli.options import add_image_options, add_model_name, add_overwr
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.files import counted
-from captum_pda.priors import GaussianPatchPrior
+from captum_pda.priors import GaussianFieldPrior, GaussianPatchPrior, PatchPrior
 from captum_pda.priors.patches import CHANNELS, COVARIANCES
+from captum_pda.priors.protocol import opened_tensors
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """The options of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "fit-prior",
-        help="learn from a folder of photos what to expect in a window",
-        description="Fit a Gaussian patch prior to all photos in a folder and its subfolders, as "
-        "the model sees them, and save it for `captum-pda explain --prior FILE` and "
-        "GaussianPatchPrior.load(FILE).",
+        help="learn from a folder of photos what to expect in a region",
+        description="Fit a Gaussian field to all photos in a folder and its subfolders, as the "
+        "model sees them: how alike neighbouring pixels and colours are. Save it for `captum-pda "
+        "explain --prior FILE` and GaussianFieldPrior.load(FILE).",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the photos are")
     parser.add_argument(
@@ -40,23 +43,22 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--patch-size",
         type=positive,
-        default=18,
         metavar="PIXELS",
-        help="the side of a window with its surroundings; larger than any window it is to serve "
-        "(default: %(default)s)",
+        help="fit the papers' Gaussian patch prior instead, with patches of this side; larger than "
+        "any window it is to serve",
     )
     parser.add_argument(
         "--covariance",
         choices=tuple(COVARIANCES),
         default="stationary",
-        help="stationary: alike everywhere in a patch (default). full: the papers' model, which "
+        help="of patches. stationary: alike everywhere (default). full: the papers' model, which "
         "needs many photos",
     )
     parser.add_argument(
         "--channels",
         choices=CHANNELS,
         default="joint",
-        help="whether colours are expected to go together (default: %(default)s)",
+        help="of patches: whether colours go together (default: %(default)s)",
     )
     parser.add_argument(
         "--limit", type=positive, metavar="N", help="use the first N photos only (in order of name)"
@@ -71,30 +73,41 @@ def run(options: argparse.Namespace) -> int:
     check_output(options.output, options.overwrite)
     paths = find_photos(options.folder)[: options.limit]
     check_free([options.output], paths, options.overwrite)
-    intensity, preprocess = (
-        intensity_option(options.intensity),
-        choose_model(options.model).preprocessing,
-    )
-    prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
-    unreadable = 0
-    for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):
-        try:
-            photo = read_photo(path, intensity, options.frame)
-            prior.partial_fit(preprocess(photo.image, photo.affine))
-        except CommandError as error:
-            unreadable += 1
-            tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)
-    if unreadable == len(paths):
-        raise CommandError(
-            f"none of the {counted(len(paths), 'photo')} in {options.folder} could be read; "
-            "nothing is saved"
-        )
+    options.intensity = intensity_option(options.intensity)
+    preprocess = choose_model(options.model).preprocessing
+    unreadable: list[Path] = []
+
+    def images() -> Iterator[Tensor]:
+        for path in tqdm(paths, desc="Fitting", unit="photo", disable=options.quiet):
+            try:
+                photo = read_photo(path, options.intensity, options.frame)
+                yield preprocess(photo.image, photo.affine)
+            except CommandError as error:
+                unreadable.append(path)
+                tqdm.write(f"captum-pda: note: left out: {error}", file=sys.stderr)
+        if len(unreadable) == len(paths):
+            raise CommandError(
+                f"none of the {counted(len(paths), 'photo')} in {options.folder} could be read; "
+                "nothing is saved"
+            )
+
+    prior: GaussianFieldPrior | GaussianPatchPrior = GaussianFieldPrior()
+    if options.patch_size:
+        prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
+    prior.fit(images())
     prior.save(options.output, overwrite=options.overwrite)
     if not options.quiet:
-        left_out = f", {unreadable} could not be read" if unreadable else ""
-        print(f"Fitted on {counted(len(paths) - unreadable, 'photo')}{left_out}.")
+        left_out = f", {len(unreadable)} could not be read" if unreadable else ""
+        print(f"Fitted on {counted(len(paths) - len(unreadable), 'photo')}{left_out}.")
         print(f"Written: {options.output}")
     return 0
+
+
+def load_prior(path: Path) -> PatchPrior:
+    """A prior of either kind that ``fit-prior`` or ``save`` wrote."""
+    with opened_tensors(path, "cpu") as file:
+        is_field = file.settings.get("kind") == GaussianFieldPrior.__name__
+    return (GaussianFieldPrior if is_field else GaussianPatchPrior).load(path)
 
 
 def check_output(path: Path, overwrite: bool) -> None:

@@ -5,6 +5,7 @@ Every file that the command writes holds a mark by which it is recognised.
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import tempfile
@@ -29,6 +30,20 @@ RAW_FORMATS = ("npz", "safetensors", "nifti", "none")
 NIFTI_ENDING = ".nii.gz"
 SUMMARY_FILE = "summary.json"
 INDEX_FILE = "index.html"
+TABLE_FILE = "results.csv"
+#: The first column of a table of ours, by which it is recognised.
+TABLE_COLUMNS = (
+    "captum_pda_photo",
+    "answer",
+    "prediction",
+    "strongest_for",
+    "strongest_against",
+    "unit",
+    "total",
+    "test",
+    "picture",
+    "error",
+)
 #: Pictures have the mark in a text chunk (PNG) or a comment (JPEG), pages in their first lines.
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 PAGES = (".html",)
@@ -106,7 +121,7 @@ class Plan:
     def files(self) -> Iterator[Path]:
         """All files that may be written."""
         if self.folder is not None:
-            yield from (self.folder / SETTINGS_FILE, self.folder / SUMMARY_FILE)
+            yield from (self.folder / one for one in (SETTINGS_FILE, SUMMARY_FILE, TABLE_FILE))
             if self.has_index:
                 yield self.folder / INDEX_FILE
         for place in self.places:
@@ -126,7 +141,16 @@ def plan_photos(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
         return Plan((Place.beside(photos[0], output, raw, html),))
     if output.is_file():
         raise UsageError(f"--output {output} is a file; give a folder, or a name ending in .png")
-    places = [Place.beside(photo, output / _name(photo), raw, html) for photo in photos]
+    has_twins = len({photo.name for photo in photos}) < len(photos)
+    places = [
+        Place.beside(
+            photo,
+            (output / photo.absolute().parent.name if has_twins else output) / _name(photo),
+            raw,
+            html,
+        )
+        for photo in photos
+    ]
     _check_apart(places, output)
     return Plan(tuple(places))
 
@@ -142,7 +166,7 @@ def plan_folder(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
             "--raw none leaves no place for the settings of a folder's results; use npz or "
             "safetensors"
         )
-    places: dict[tuple[Path, Path], Place] = {}
+    found: dict[Path, tuple[Path, Path]] = {}
     for given in images:
         if given.is_dir() and output.resolve() == given.resolve():
             raise UsageError(f"--output {output} must be another folder than that of the photos")
@@ -150,12 +174,17 @@ def plan_folder(images: Sequence[Path], output: Path, raw: str, html: bool = Fal
             if output.resolve() in photo.resolve().parents:
                 continue  # A picture of an earlier run, where results go below the photos.
             below = photo.relative_to(given) if given.is_dir() else Path(photo.name)
-            picture = output / below.with_name(_name(photo))
-            places[photo, picture] = Place.beside(photo, picture, raw, html)
-    if not places:
+            found[photo] = Path(given.absolute().name if given.is_dir() else ""), below
+    if not found:
         raise CommandError(f"there are no photos outside of {output}; choose another --output")
-    _check_apart(list(places.values()), output)
-    return Plan(tuple(places.values()), output, has_index=html)
+    # Photos of one name in several folders are told apart by the names of these.
+    has_twins = len({below for _, below in found.values()}) < len(found)
+    places = []
+    for photo, (folder, below) in found.items():
+        whole = folder / below if has_twins else below
+        places.append(Place.beside(photo, output / whole.with_name(_name(photo)), raw, html))
+    _check_apart(places, output)
+    return Plan(tuple(places), output, has_index=html)
 
 
 def means_file(output: Path) -> bool:
@@ -252,6 +281,9 @@ def is_own(path: Path) -> bool:
     if path.suffix.lower() in PAGES:
         with path.open("rb") as file:
             return f'content="{MARK}'.encode() in file.read(PAGE_START)
+    if path.suffix.lower() == ".csv":
+        with path.open("rb") as file:
+            return file.read(PAGE_START).startswith(TABLE_COLUMNS[0].encode())
     if path.name.lower().endswith(NIFTI_ENDING):
         return is_own_nifti(path)
     return settings_in(path) is not None
@@ -334,9 +366,31 @@ def write_summary(
     return path
 
 
-def write_folder_index(plan: Plan, overwrite: bool) -> None:
-    """Write the index of all pages of a folder that exist."""
-    pages = [place.page for place in plan.places if place.page and place.page.is_file()]
-    if plan.folder is not None and plan.has_index:
+def write_folder_index(plan: Plan, failed: dict[str, str], overwrite: bool) -> None:
+    """Write a table of all photos of a folder, and the index of its pages."""
+    if plan.folder is None:
+        return
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, TABLE_COLUMNS, restval="")
+    table.writeheader()
+    for place in plan.places:
+        photo = str(place.photo)
+        settings = settings_in(place.numbers) if place.numbers else None
+        row = dict((settings or {}).get("summary") or {})
+        row = {name: value for name, value in row.items() if name in TABLE_COLUMNS}
+        if place.picture is not None and place.picture.is_file():
+            row["picture"] = place.picture.relative_to(plan.folder).as_posix()
+        if photo in failed:
+            row = {"error": failed[photo]}
+        table.writerow({TABLE_COLUMNS[0]: _plain_cell(photo), **row})
+    content = text.getvalue().encode("utf-8", "backslashreplace")
+    write_result(plan.folder / TABLE_FILE, content, overwrite)
+    if plan.has_index:
+        pages = [place.page for place in plan.places if place.page and place.page.is_file()]
         index = plan.folder / INDEX_FILE
-        write_result(index, index_page(pages, index, plan.folder.name), overwrite)
+        write_result(index, index_page(pages, index, plan.folder.name, failed), overwrite)
+
+
+def _plain_cell(text: str) -> str:
+    """A text that a spreadsheet does not take for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text

@@ -16,8 +16,8 @@ from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
 
-captum-pda slides a window over the photo, asks what the classifier would say if it could not see
-that window, and reports the difference in bits: red speaks for the class, blue against it."""
+captum-pda hides a region of the photo, asks what the classifier would say without it, and reports
+the difference in bits: red speaks for the class, blue against it."""
 
 EXAMPLES = """\
 examples:
@@ -31,6 +31,8 @@ examples:
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
   captum-pda explain cat.jpg --model timm/NAME      of timm; hf/NAME of transformers
   captum-pda explain cat.jpg --model mine:model     a function of your own that returns a model
+  captum-pda explain xray.dcm --model mine:model    16-bit images, DICOM, NIfTI, unchanged in value
+  captum-pda explain street.jpg --model torchvision/ssdlite320_mobilenet_v3_large    each box
   captum-pda explain photos/ --output out --html    a page of each photo, and an index of them
   captum-pda atlas huskies/ --class husky --output atlas  what speaks for "husky" in many photos?
   captum-pda fit-prior photos/ --output mine.safetensors

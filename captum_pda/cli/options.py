@@ -107,7 +107,7 @@ def add_model_name(group: argparse._ActionsContainer) -> None:
         "--model",
         default=DEFAULT_MODEL,
         metavar="NAME",
-        help="a classifier of torchvision, such as resnet50 or vit_b_16, with its own weights and "
+        help="a classifier or detector of torchvision, such as resnet50, with its own weights and "
         "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
         "your own; or %(default)s (default), whose weights come by pip",
     )
@@ -148,6 +148,14 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         metavar="N",
         help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
         "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
+    )
+    how.add_argument(
+        "--roi",
+        nargs="+",
+        metavar="PART",
+        help="ask about a region of interest only: LEFT TOP WIDTH HEIGHT in pixels of the image, "
+        "or a mask of its size in a file, 0 outside. It is divided into as many --superpixels "
+        "(default: 12 25 60); the map is 0 elsewhere",
     )
     how.add_argument(
         "--scales",

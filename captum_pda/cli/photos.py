@@ -12,7 +12,7 @@ import hashlib
 import io
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -311,6 +311,41 @@ def intensity_option(given: list[str] | None) -> tuple[float, float] | str | Non
             "or 'file', or 'full'"
         )
     return low, high
+
+
+def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Image | Array, bool]:
+    """An image like a given one, dark but for a region of interest; and whether it has both.
+
+    Args:
+        roi: left, top, width and height in pixels of the image; or the name of a file of its size,
+            where the region is what is not 0.
+        image: as it was read.
+    """
+    shape = (image.height, image.width) if isinstance(image, Image.Image) else image.shape
+    if len(roi) == 1:
+        marked = read_photo(Path(roi[0])).image
+        inside = np.asarray(marked.convert("F") if isinstance(marked, Image.Image) else marked) != 0
+        if inside.shape != tuple(shape):
+            raise UsageError(
+                f"--roi {roi[0]} has shape {inside.shape} for an image of {tuple(shape)}"
+            )
+    elif len(roi) == 4 and all(one.isdecimal() for one in roi) and len(shape) == 2:
+        left, top, width, height = map(int, roi)
+        inside = np.zeros(shape, dtype=bool)
+        inside[top : top + height, left : left + width] = True
+    else:
+        raise UsageError(
+            f"--roi {' '.join(roi)} must be LEFT TOP WIDTH HEIGHT in pixels of the image, or a "
+            "file of its size that is 0 outside"
+        )
+    is_part = bool(inside.any() and not inside.all())
+    low, high = (float(one(np.asarray(image))) for one in (np.min, np.max))
+    values = np.where(inside, high if high > low else low + 1, low).astype(np.float32)
+    if not isinstance(image, Image.Image):
+        return values, is_part
+    if image.mode == "F":
+        return Image.fromarray(values), is_part
+    return Image.fromarray(np.where(inside, 255, 0).astype(np.uint8)), is_part
 
 
 # DICOM

@@ -35,8 +35,9 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
-from captum_pda.model.measures import Measure, signed
+from captum_pda.model.measures import Measure
 from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
@@ -44,8 +45,6 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-#: Letters of a smaller size that fit above the map of an explanation.
-METHOD_WIDTH = 60
 #: Regions are not listed that all say less than this, in bits, or less than this share of what the
 #: strongest one says.
 LEAST_BITS, LEAST_SHARE = 0.01, 0.02
@@ -107,8 +106,8 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         place = self.plan.places[number]
-        is_flat = explanation.image.dim() == 4
-        if place.picture is not None and is_flat:
+        is_flat = explanation.image.dim() == 4  # a page shows images only
+        if place.picture is not None:
             figure = draw_picture(explanation, self.classifier)
             write_figure(place.picture, figure, self.overwrite)
         settings = {**self.settings, **self.notes, **record.settings}
@@ -116,8 +115,13 @@ class PhotoWriter:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
             content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
             write_result(place.volume, content, self.overwrite)
+        title = place.photo.name
+        if self.plan.folder is not None and place.picture is not None:
+            below = place.picture.relative_to(self.plan.folder).parent
+            title = (below / place.photo.name).as_posix()
+        settings["summary"] = in_a_row(explanation)
         if place.page is not None and explanation.evidence is not None and is_flat:
-            page = photo_page(place.photo, explanation, self.classifier, settings)
+            page = photo_page(place.photo, title, explanation, self.classifier, settings)
             write_result(place.page, page, self.overwrite)
         if place.numbers is not None:
             content = self.numbers(number, explanation, record, settings)
@@ -148,7 +152,8 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             lines.append(explanation.method)
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
-    if evidence is not None and not others:
+    is_volume = explanation.image.dim() != 4
+    if evidence is not None and (is_volume or not others):
         target, rather_than = (*first.classes, None)[:2]
         figure, axes = visualize_explanation(
             evidence,
@@ -159,10 +164,11 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             n=LISTED_REGIONS,
             mean=mean,
             std=std,
+            note=explanation.method,
             use_pyplot=False,
         )
-        words = textwrap.fill(explanation.method, METHOD_WIDTH)
-        axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
+        if is_volume:
+            return figure
         for panel in axes[:2]:
             _draw_box(panel, first)
         return figure
@@ -242,7 +248,11 @@ def plain_outputs(outputs: Tensor) -> Tensor:
 
 
 def photo_page(
-    photo: Path, explanation: Explanation, classifier: Classifier, settings: Mapping[str, Any]
+    photo: Path,
+    title: str,
+    explanation: Explanation,
+    classifier: Classifier,
+    settings: Mapping[str, Any],
 ) -> bytes:
     """The report of an explained photo."""
     if explanation.evidence is None:
@@ -253,7 +263,7 @@ def photo_page(
     truth = true_class(photo, explanation.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        ReportedPhoto(photo.name, explanation.labels, *colours, truth),
+        ReportedPhoto(title, explanation.labels, *colours, truth),
         ReportOptions(
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
@@ -264,6 +274,24 @@ def photo_page(
 
 
 # In words
+
+
+def in_a_row(explanation: Explanation) -> dict[str, Any]:
+    """What a table of many photos tells of the first answer."""
+    answer, measure = explanation.answers[0], explanation.measure
+    strongest = {
+        kind: regions[0].value if regions else None
+        for kind, regions in (("for", answer.speak_for), ("against", answer.speak_against))
+    }
+    return {
+        "answer": answer.name,
+        "prediction": float(explanation.predictions[answer.classes[0]]),
+        "strongest_for": strongest["for"],
+        "strongest_against": strongest["against"],
+        "unit": measure.unit,
+        "total": answer.total,
+        "test": None if answer.test is None else str(answer.test),
+    }
 
 
 def top_classes(predictions: Tensor, labels: Sequence[str], measure: Measure, n: int = 5) -> str:
@@ -280,7 +308,8 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
     chances = " against ".join(measure.in_words(share) for share in shares)
     total = ""
     if answer.total is not None:
-        total = f" In all {signed(answer.total)} {measure.unit} over an input with nothing seen."
+        amount = with_unit(answer.total, measure)
+        total = f" In all {amount} over an input with nothing seen."
     yield f"Why {answer.name} ({chances})?{total}"
     if answer.test is not None:
         yield f"  {answer.test}"

@@ -1,11 +1,12 @@
 """Engines run a model on an example with each window replaced."""
 
 from captum_pda.engines.auto import ENGINES, engine_for, engine_settings
-from captum_pda.engines.batches import BatchLoop, BatchSize
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
 from captum_pda.engines.protocol import (
     Audit,
+    BatchLoop,
+    BatchSize,
     Engine,
     EngineReport,
     IncrementalError,

@@ -16,10 +16,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from captum_pda import device_sync
-from captum_pda.engines.batches import BatchLoop, BatchSize, Rows
 from captum_pda.engines.incremental.cache import channels_last
 from captum_pda.engines.incremental.engine import PreparedIncremental
-from captum_pda.engines.protocol import Advance, Audit, Forward, PreparedEngine, Read
+from captum_pda.engines.protocol import (
+    Advance,
+    Audit,
+    BatchLoop,
+    BatchSize,
+    Forward,
+    PreparedEngine,
+    Read,
+    Rows,
+)
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
@@ -45,13 +53,6 @@ def audited(
     if isinstance(prepared, PreparedIncremental):
         return AuditedEngine(prepared, forward, example, batch_size)
     return prepared
-
-
-def audit_of(prepared: PreparedEngine) -> Audit:
-    """Compare some of what an engine has run with the dense engine, where it has an audit."""
-    audit = getattr(prepared, "audit", None)
-    found: Audit = Audit() if audit is None else audit()
-    return found
 
 
 def warn_of_disagreement(audit: Audit | None) -> None:

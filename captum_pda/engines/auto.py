@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.engines.audit import AuditedEngine, audit_of
-from captum_pda.engines.batches import BatchSize
+from captum_pda.engines.audit import AuditedEngine
 from captum_pda.engines.dense import DenseEngine
 from captum_pda.engines.incremental.engine import IncrementalEngine
 from captum_pda.engines.protocol import (
     Advance,
     Audit,
+    BatchSize,
     Engine,
     EngineReport,
     Forward,
     IncrementalError,
     PreparedEngine,
     Read,
+    audit_of,
 )
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_choice

@@ -7,8 +7,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample
-from captum_pda.engines.protocol import Advance, EngineReport, Forward, Read
+from captum_pda.engines.protocol import (
+    Advance,
+    BatchLoop,
+    BatchSize,
+    EngineReport,
+    Forward,
+    Read,
+    Rows,
+    by_sample,
+)
 from captum_pda.regions.protocol import Windows
 
 

@@ -1,15 +1,172 @@
-"""What an engine is: prepared once per example, then asked for the outputs without its windows."""
+"""What an engine is, what it reports, and the batches in which copies go through a model."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from captum_pda.engines.batches import BatchSize
+from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
+
+#: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
+#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
+VALUES_PER_BATCH = {"cpu": 2**21, "other": 2**24}
+LARGEST_BATCH = 1024
+
+#: The numbers of some rows.
+Rows: TypeAlias = npt.NDArray[np.int64]
+#: From the numbers of some rows to what is kept of each, (rows, columns).
+RunBatch: TypeAlias = Callable[[Rows], Tensor]
+
+
+class BatchSize:
+    """A batch size that is chosen automatically, and halved when memory runs out.
+
+    Args:
+        rows: the most copies at once; None chooses by the size of an example.
+        values: how many numbers go into the model with each copy, if more than the perturbed
+            tensor's.
+
+    It is shared by all examples of one call, so that memory runs out only once.
+    """
+
+    def __init__(self, rows: int | None = None, values: int = 1) -> None:
+        self._rows = rows
+        self._values = values
+
+    def rows_for(self, example: Tensor, times: int = 1) -> int:
+        """The number of copies of this example to run at once.
+
+        An automatic choice is multiplied by ``times``, for copies that are not held in full.
+        """
+        if self._rows is not None:
+            return self._rows
+        in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
+        return max(1, min(LARGEST_BATCH, times * in_batch // max(self._values, example.numel())))
+
+    def halve(self, failed: int) -> None:
+        """Continue with half of a batch that did not fit."""
+        self._rows = failed // 2
+        warn_user(
+            f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
+            f"Pass perturbations_per_eval={self._rows} to start there."
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on any device."""
+    if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
+    )
+
+
+class BatchLoop:
+    """Takes rows through a model in batches; where a batch fails, runs it in another way.
+
+    - A batch that does not fit in memory is halved, for all that share the ``batch_size``.
+    - A model that can't take images with their channels last gets them contiguous.
+
+    There are no gradients. Inference mode would save no time that can be measured, and a tensor
+    that the model keeps, such as a positional code, could not be used for training later.
+
+    Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far.
+
+    Args:
+        batch_size: how many rows at once.
+        example: one row of what goes into the model, (1, C, *space).
+        times: by how much an automatic batch size is multiplied, for rows that are not held in
+            full.
+        before_retry: called before rows are run again, to free what was held for them.
+
+    What runs a batch reads ``channels_last`` to lay out its rows.
+
+    Example::
+
+        >>> loop = BatchLoop(BatchSize(), image)
+        >>> scores = loop.run(50, lambda rows: read(model(copies(rows))))
+    """
+
+    def __init__(
+        self,
+        batch_size: BatchSize,
+        example: Tensor,
+        times: int = 1,
+        before_retry: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._batch_size = batch_size
+        self._example = example
+        self._times = times
+        self._before_retry = before_retry
+        #: Whether images and volumes have their channels last in memory; nothing else can.
+        self.channels_last = example.dim() > 3
+        #: While ``run`` goes on, what it will return, with NaN for the rows still to come.
+        self.unfinished: Tensor | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many rows go into a batch."""
+        return self._batch_size.rows_for(self._example, self._times)
+
+    def run(
+        self,
+        rows: int | Rows,
+        run_batch: RunBatch,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Tensor:
+        """Run all rows, some at a time.
+
+        Args:
+            rows: how many there are, or the numbers 0, 1, ... of all of them in the order to run.
+            run_batch: from the numbers of some rows to what is kept of each, (rows, columns); it
+                reads the model's outputs.
+            advance: called with the number of rows after each batch.
+
+        Returns:
+            (rows, columns): what was kept, in the order of the rows' numbers.
+        """
+        order = np.arange(rows, dtype=np.int64) if isinstance(rows, int) else rows
+        results: Tensor | None = None
+        done = 0
+        while done < len(order):
+            some = order[done : done + self.at_once]
+            try:
+                with torch.no_grad():
+                    found = run_batch(some)
+            except (RuntimeError, MemoryError) as error:
+                if is_out_of_memory(error) and len(some) > 1:
+                    self._batch_size.halve(len(some))
+                elif self.channels_last and "view size is not compatible" in str(error):
+                    self.channels_last = False
+                else:
+                    raise
+                self._before_retry()
+                continue
+            if results is None:
+                results = found.new_full((len(order), *found.shape[1:]), math.nan)
+                self.unfinished = results
+            results[torch.from_numpy(some).to(results.device)] = found
+            done += len(some)
+            advance(len(some))
+        if results is None:
+            raise ValueError("there are no rows to run")
+        self.unfinished = None
+        return results
+
+
+def by_sample(results: Tensor | None, n_samples: int) -> Tensor | None:
+    """Results (samples x windows, columns) as (samples, windows, columns), if there are any."""
+    return None if results is None else results.reshape(n_samples, len(results) // n_samples, -1)
+
 
 #: From copies of an example, (rows, C, *space), to the model's outputs, (rows, ...).
 Forward: TypeAlias = Callable[[Tensor], Tensor]
@@ -149,3 +306,10 @@ class EngineReport:
             lines.append(str(self.audit))
         lines.extend(f"goes dense at {name}: {why}" for name, why in self.goes_dense.items())
         return "\n".join(lines)
+
+
+def audit_of(prepared: PreparedEngine) -> Audit:
+    """Compare some of what an engine has run with the dense engine, where it has an audit."""
+    audit = getattr(prepared, "audit", None)
+    found: Audit = Audit() if audit is None else audit()
+    return found

@@ -205,7 +205,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
             finally:
                 self._report = run.report
             evidence = self._evidence(run)
-        warn_of_rounding(run.audit)
+        if run.audit is not None:
+            warn_of_rounding(run.audit)
         plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 

@@ -82,8 +82,9 @@ class EfficientPDA(PerturbationPDA):
                 Default: "full"; for PDA, "all".
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
                 (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
-                scikit-image's SLIC returns them; pixels with one number are hidden together, those
-                of each tensor of a tuple by themselves.
+                scikit-image's SLIC returns them; pixels with one number are hidden together, also
+                in several tensors of a tuple, as in Captum 0.9. (By itself, in the empty context,
+                a region is shown in one tensor.)
             superpixels: about how many regions that follow the image (SLIC), such as 60 or
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import allow_mutation_on_saved_tensors
@@ -35,6 +36,7 @@ from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_k
 from captum_pda.priors import PatchPrior, prior_for, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.choice import Extents, OwnRegions, choose_regions
+from captum_pda.regions.masks import sum_shared
 from captum_pda.regions.protocol import Regions, Windows
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
@@ -140,10 +142,18 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             superpixels,
             regions,
         )["full"]
-        attributions = tuple(
+        each = [
             self._first_order(gradient, tensor, sizes, pixelwise)
             for gradient, tensor, sizes in zip(gradients, tensors, sets, strict=True)
-        )
+        ]
+        if pixelwise:
+            attributions = tuple(mean_map(values) for values in each)
+        else:
+            sum_shared([sizes[0] for sizes in sets], [values[0] for values in each])
+            attributions = tuple(
+                to_attribution(mean_map([r.average(v) for r, v in zip(*pair, strict=True)]), tensor)
+                for *pair, tensor in zip(sets, each, tensors, strict=True)
+            )
         result = format_output(call.is_tuple, attributions)
         if not all(device_sync.all_finite(gradient) for gradient in gradients):
             raise NonFiniteOutputError(
@@ -182,11 +192,12 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
 
     def _first_order(
         self, gradient: Tensor, tensor: Tensor, sizes: tuple[Regions, ...], pixelwise: bool
-    ) -> Tensor:
-        """The attributions of a tensor from its gradient and its conditional means."""
+    ) -> list[Tensor]:
+        """What the gradient and conditional means of a tensor say of its pixels, or of the regions
+        of each size, (N, W)."""
         evidence = pixel_evidence if pixelwise else region_evidence
         prior = prior_for(self.prior, "conditional_mean")
-        each = [
+        return [
             torch.cat(
                 [
                     evidence(gradient[n], tensor[n], regions, n, prior).unsqueeze(0)
@@ -195,10 +206,6 @@ class GradientPDA(GradientAttribution):  # type: ignore[misc]
             )
             for regions in sizes
         ]
-        if pixelwise:
-            return mean_map(each)
-        maps = [regions.average(values) for regions, values in zip(sizes, each, strict=True)]
-        return to_attribution(mean_map(maps), tensor)
 
 
 def region_evidence(
@@ -217,11 +224,15 @@ def region_evidence(
         tensor.flatten(1).to(attribution_dtype(tensor)) for tensor in (gradient, example)
     )
     evidence = []
+    # Regions come in groups of one box shape, and perhaps not all of them are in this example.
+    found = slopes.new_zeros(len(regions))
     for windows, means in _conditional_means(example, regions, number, prior):
         pixels = windows.pixels(example.device)
         change = values[:, pixels] - means.flatten(2).transpose(0, 1)
         evidence.append((slopes[:, pixels] * change).sum(dim=(0, 2)))
-    return torch.cat(evidence)
+    members = np.concatenate(regions.members(number))
+    found[torch.from_numpy(members).to(found.device)] = torch.cat(evidence)
+    return found
 
 
 def pixel_evidence(

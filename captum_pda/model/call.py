@@ -73,7 +73,7 @@ class Call(Protocol):
 
 
 #: Up to this many arguments are tried both divided among the examples and whole.
-MOST_TRIED = 4
+MAX_ARGUMENTS = 4
 
 IS_RANDOM = (
     "the model answers the same input differently from one pass to the next, so part of the map is "
@@ -174,15 +174,17 @@ class ModelCall:
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from copies of one example's tensor ``position`` to the model's outputs."""
+        return lambda copies: self.with_copies(example, {position: copies})
 
-        def call(copies: Tensor) -> Tensor:
-            arguments = [
-                copies if number == position else self._repeat(number, example, len(copies))
+    def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
+        """The model's outputs for as many copies of one example's tensors, by their positions."""
+        n_copies = len(next(iter(copies.values())))
+        return self._one_row_each(
+            [
+                copies[number] if number in copies else self._repeat(number, example, n_copies)
                 for number in range(len(self._arguments))
             ]
-            return self._one_row_each(arguments)
-
-        return call
+        )
 
     def repeated(self, example: int, n_copies: int) -> Any:
         """What the model returns for copies of one example as it is."""
@@ -204,7 +206,7 @@ class ModelCall:
             The outputs that those of copies are to be compared with.
 
         Raises:
-            ValueError: an argument belongs to examples in a way that can't be seen.
+            ValueError: an argument belongs to examples in a way that cannot be seen.
         """
         self._keep_own_random()
         n_rows = self._telling_count(outputs)
@@ -241,7 +243,7 @@ class ModelCall:
             set_random_state(before)
 
     def _telling_count(self, outputs: Tensor) -> int:
-        """A small number of rows that is no other size here, so that none fits by chance."""
+        """A small number of rows that differs from all other sizes, so that none fits by chance."""
         sizes = {1, len(outputs)}
         if any(self._is_row[len(self.inputs) :]):
             tensors = [each for each in (outputs, *self._arguments) if isinstance(each, Tensor)]
@@ -353,7 +355,7 @@ class ModelCall:
     def _divides_otherwise(self, outputs: Tensor, n_rows: int) -> bool:
         """Find which arguments have rows for the examples, if some have as many by chance."""
         before = self._is_row
-        unclear = [n for n in range(len(self.inputs), len(before)) if before[n]][:MOST_TRIED]
+        unclear = [n for n in range(len(self.inputs), len(before)) if before[n]][:MAX_ARGUMENTS]
         examples = self._telling_examples()
         for count in range(1, len(unclear) + 1):
             for whole in combinations(unclear, count):

@@ -22,7 +22,7 @@ from captum_pda import device_sync
 from captum_pda.errors import warn_user
 
 #: How many objects behind a function are looked at, and how many of one list or dict.
-MOST_OBJECTS, MOST_ITEMS = 5_000, 100
+MAX_OBJECTS, MAX_ITEMS = 5_000, 100
 #: Attributes by which an object is called, or a decorator keeps what it wraps.
 CALLED = frozenset({"__call__", "__wrapped__"})
 #: Where PyTorch keeps what belongs to a module.
@@ -150,7 +150,7 @@ def modules_behind(forward_func: object) -> list[nn.Module]:
     seen: dict[tuple[int, frozenset[str]], object] = {}
     #: What is still to be looked at, with the names that the code around it mentions.
     waiting: list[tuple[object, frozenset[str]]] = [(forward_func, CALLED)]
-    while waiting and len(seen) < MOST_OBJECTS:
+    while waiting and len(seen) < MAX_OBJECTS:
         thing, names = waiting.pop()
         if isinstance(thing, nn.Module):
             if id(thing) not in found:
@@ -176,7 +176,7 @@ def _not_registered(root: nn.Module) -> Iterator[nn.Module]:
             if name in REGISTERS or not isinstance(value, list | tuple | dict | nn.Module):
                 continue
             items: Any = value.values() if isinstance(value, dict) else value
-            held = [value] if isinstance(value, nn.Module) else islice(items, MOST_ITEMS)
+            held = [value] if isinstance(value, nn.Module) else islice(items, MAX_ITEMS)
             yield from (each for each in held if isinstance(each, nn.Module))
 
 
@@ -193,7 +193,7 @@ def _inside(thing: Any, names: frozenset[str]) -> Iterator[tuple[object, frozens
             own = CALLED | _names_in(thing)
             yield from ((each, own) for each in _reached(thing))
     elif isinstance(thing, Mapping | list | tuple | set | frozenset):
-        items = list(thing.values() if isinstance(thing, Mapping) else thing)[:MOST_ITEMS]
+        items = list(thing.values() if isinstance(thing, Mapping) else thing)[:MAX_ITEMS]
         yield from ((each, names) for each in items)
     elif isinstance(thing, ModuleType):
         if thing.__name__.partition(".")[0] not in LIBRARIES:

@@ -18,7 +18,7 @@ from captum_pda import device_sync
 from captum_pda.model.call import ModelCall
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
 
-#: A transformer has at most so many tokens (class token, registers) besides those of its patches.
+#: A transformer has at most this many tokens (class token, registers) besides its patches.
 MOST_EXTRA_TOKENS = 8
 
 
@@ -67,7 +67,7 @@ def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | No
     the grid of a transformer's patches, after its class token and registers.
 
     Returns:
-        None for a tensor that is no feature map, as pooled features are.
+        None for a tensor without a feature map, such as pooled features.
     """
     if len(shape) == len(space) + 2:
         first, last = shape[2:], shape[1:-1]
@@ -85,7 +85,7 @@ def in_proportion(layout: MapLayout, space: tuple[int, ...]) -> bool:
 
 
 def _token_layout(n_tokens: int, space: tuple[int, ...]) -> MapLayout | None:
-    """The grid of patches of one side that gives so many tokens, with the fewest extra ones."""
+    """The grid of square patches that gives this number of tokens, with the fewest extra ones."""
     found = []
     for side in range(1, min(space) + 1):
         grid = tuple(size // side for size in space)
@@ -329,11 +329,11 @@ def _called_otherwise(layer: Layer, count: int) -> str:
 
 
 #: A map of fewer places hardly tells one place of the input from another.
-ENOUGH_PLACES = 16
-#: So many maps are tried for a say in the outputs, from the last one backwards.
-MOST_TRIED = 40
-#: So many of those with a say are tried for whether the rest of the model can be run alone.
-MOST_WITH_A_SAY = 3
+MIN_PLACES = 16
+#: How many maps are tested for an influence on the outputs, from the last one backwards.
+MAX_TESTED_MAPS = 40
+#: How many maps with an influence are tested for whether the rest of the model runs by itself.
+MAX_INFLUENTIAL_MAPS = 3
 
 
 class NoFeatureMapError(ValueError):
@@ -377,7 +377,7 @@ def named_layer(
     except AttributeError:
         names_of_children = ", ".join(name for name, _ in model.named_children())
         raise ValueError(
-            f"layer={layer!r} is no module of the model; it has {names_of_children}, and "
+            f"layer={layer!r} is not a module of the model; it has {names_of_children}, and "
             "model.named_modules() lists them all"
         ) from None
 
@@ -387,29 +387,29 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
 
     Modules are tried from the last one backwards. One must be called once, not return the outputs
     themselves (as the last module of a segmentation model does), have places in the
-    proportions of the input (at least 16 of them, if any layer has), and a say in the outputs: at
+    proportions of the input (at least 16 of them, if any layer has), and influence the outputs: at
     the end of a vision transformer only the class token has, so the choice falls on what the last
     attention gets. Layers from which the rest of the model can be run alone come first.
     """
     model = model_of(forward_func)
     if model is None:
         raise NoFeatureMapError(
-            "the model is a function, so its layers can't be listed; pass layer=, a module that it "
-            "calls"
+            "the model is a function, so its layers cannot be listed; pass layer=, a module that "
+            "it calls"
         )
-    with_a_say: list[LayerCall] = []
+    influential: list[LayerCall] = []
     with torch.no_grad():
         found = _candidates(model, call)
-        enough = [each for each in found if _n_places(each) >= ENOUGH_PLACES]
-        for candidate in (enough or found)[: -MOST_TRIED - 1 : -1]:
-            if _has_a_say(candidate, call):
-                with_a_say.append(LayerCall(call, Layer(candidate.module, candidate.name)))
-                if with_a_say[-1].runs_rest_only:
-                    return with_a_say[-1]
-                if len(with_a_say) == MOST_WITH_A_SAY:
+        enough = [each for each in found if _n_places(each) >= MIN_PLACES]
+        for candidate in (enough or found)[: -MAX_TESTED_MAPS - 1 : -1]:
+            if _has_influence(candidate, call):
+                influential.append(LayerCall(call, Layer(candidate.module, candidate.name)))
+                if influential[-1].runs_rest_only:
+                    return influential[-1]
+                if len(influential) == MAX_INFLUENTIAL_MAPS:
                     break
-    if with_a_say:
-        return with_a_say[0]
+    if influential:
+        return influential[0]
     raise NoFeatureMapError(
         f"{type(model).__name__} has no layer with a spatial feature map that is called once and "
         "that its outputs depend on; name one with layer=, or use EfficientPDA, which needs none"
@@ -459,7 +459,7 @@ def _n_places(candidate: _Candidate) -> int:
     return int(torch.Size(candidate.layout.space).numel())
 
 
-def _has_a_say(candidate: _Candidate, call: ModelCall) -> bool:
+def _has_influence(candidate: _Candidate, call: ModelCall) -> bool:
     """Whether the outputs change when noise is added to the places of a map."""
     maps = candidate.layout.to_map(candidate.values.clone())
     before, after = (

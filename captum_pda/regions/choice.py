@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import Context, contexts_of, planned_passes
-from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions
+from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import (
     Granularities,
@@ -38,11 +38,17 @@ RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 #: The shorter side from which an image has superpixels by default.
 SMALLEST_SIDE = 64
 #: Kinds of regions that are found in images: classes that are called with the images
-#: (N, C, *space) and a size. Users pass ``regions=(name, size)``.
+#: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class in place of the name,
+#: such as ``partial(Superpixels, roi=mask)``.
 REGION_KINDS: dict[str, Callable[[Tensor, int], Regions]] = {"superpixels": Superpixels}
 
 #: Regions of one's own: an object for each tensor, or the name of a kind and its size or sizes.
-OwnRegions: TypeAlias = Regions | tuple[Regions, ...] | tuple[str, int | Sequence[int]] | None
+OwnRegions: TypeAlias = (
+    Regions
+    | tuple[Regions, ...]
+    | tuple[str | Callable[[Tensor, int], Regions], int | Sequence[int]]
+    | None
+)
 
 
 def choose_regions(
@@ -156,23 +162,28 @@ def _default_regions(
     return tuple(found[number, granularity] for granularity in granularities)
 
 
-def _found_regions(inputs: tuple[Tensor, ...], kind: str, sizes: object) -> RegionSets:
+def _found_regions(
+    inputs: tuple[Tensor, ...], kind: str | Callable[[Tensor, int], Regions], sizes: object
+) -> RegionSets:
     """Regions of a kind that is found in the images, of each size."""
-    if kind not in REGION_KINDS:
+    name = kind if isinstance(kind, str) else "regions"
+    if isinstance(kind, str) and kind not in REGION_KINDS:
         known = ", ".join(map(repr, REGION_KINDS))
         raise ValueError(f"regions={kind!r} is not known; choose one of {known}")
+    find = REGION_KINDS[kind] if isinstance(kind, str) else kind
     return tuple(
-        tuple(
-            REGION_KINDS[kind](tensor, size)
-            for size in check_granularities(sizes, tuple(tensor.shape), kind)
-        )
+        tuple(find(tensor, size) for size in check_granularities(sizes, tuple(tensor.shape), name))
         for tensor in inputs
     )
 
 
 def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
     """Regions of one's own: a kind by its name, or an object for each tensor."""
-    if isinstance(regions, tuple) and len(regions) == 2 and isinstance(regions[0], str):
+    if (
+        isinstance(regions, tuple)
+        and len(regions) == 2
+        and (isinstance(regions[0], str) or callable(regions[0]))
+    ):
         return _found_regions(inputs, regions[0], regions[1])
     each = regions if isinstance(regions, tuple) else (regions,)
     if not all(hasattr(one, "boxes") and hasattr(one, "space") for one in each):
@@ -228,16 +239,13 @@ def _mask_regions(
         raise ValueError(
             f"feature_mask has {len(masks)} tensors for {len(inputs)} inputs; give one for each"
         )
-    return tuple(
-        (
-            feature_mask_regions(
-                mask,
-                tensor,
-                f"feature_mask[{n}]" if isinstance(feature_mask, tuple) else "feature_mask",
-            ),
-        )
+    several = isinstance(feature_mask, tuple)
+    found = [
+        feature_mask_regions(mask, tensor, f"feature_mask[{n}]" if several else "feature_mask")
         for n, (mask, tensor) in enumerate(zip(masks, inputs, strict=True))
-    )
+    ]
+    share_labels(found)
+    return tuple((regions,) for regions in found)
 
 
 def _one_each(given: Extents, n_tensors: int, name: str) -> list[Extent | None]:

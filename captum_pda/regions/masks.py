@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +39,17 @@ class FeatureMaskRegions:
         ((0, 1, 2), (1, 1))
     """
 
+    #: How many of the first regions are not asked: what lies outside of a region of interest.
+    n_unasked = 0
+
     def __init__(self, mask: Tensor) -> None:
         labels, numbers = torch.unique(mask.cpu(), return_inverse=True)
         self.labels = tuple(int(label) for label in labels)
         self.space = tuple(mask.shape[1:])
         #: The region of each pixel, counted in the order of ``labels``, (1 or N, *space).
         self.numbers = numbers.reshape(mask.shape)
+        #: Labels that the mask of another tensor has too.
+        self.shared: frozenset[int] = frozenset()
         self._last: tuple[int, tuple[PlacedWindows, ...], tuple[Integers, ...]] | None = None
 
     @classmethod
@@ -50,7 +57,7 @@ class FeatureMaskRegions:
         """Regions as they were, with labels that perhaps no pixel of these examples has."""
         regions = cls.__new__(cls)
         regions.labels, regions.space = labels, tuple(numbers.shape[1:])
-        regions.numbers, regions._last = numbers, None
+        regions.numbers, regions.shared, regions._last = numbers, frozenset(), None
         return regions
 
     def __repr__(self) -> str:
@@ -82,6 +89,7 @@ class FeatureMaskRegions:
         """Which regions have no pixels, (N, W)."""
         present = torch.zeros(len(self.numbers), len(self), dtype=torch.bool, device="cpu")
         present.scatter_(1, self.numbers.flatten(1), True)
+        present[:, : self.n_unasked] = False
         return ~present.expand(n_examples, -1)
 
     def of_examples(self, rows: slice) -> Self:
@@ -122,6 +130,7 @@ class FeatureMaskRegions:
 
     def _grouped(self, numbers: Tensor) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
         low, high, present = _extents(numbers.numpy(), len(self))
+        present[: self.n_unasked] = False
         sides = _rounded_sides(high - low, self.space)
         order = np.lexsort((*sides.T, sides.prod(axis=1)))
         order = order[present[order]]
@@ -145,6 +154,28 @@ class FeatureMaskRegions:
                 )
             )
         return tuple(groups), members
+
+
+def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
+    """Let regions of several tensors know which of their labels the others have too: as in Captum,
+    these are one feature, which is hidden in all tensors at once."""
+    counts = Counter(label for regions in masks for label in regions.labels)
+    for regions in masks:
+        regions.shared = frozenset(label for label in regions.labels if counts[label] > 1)
+
+
+def sum_shared(masks: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """Give the parts of a shared feature in several tensors the sum of their values (N, W)."""
+    totals: dict[int, Tensor] = {}
+    places = [
+        (own, regions.labels.index(label), label)
+        for regions, own in zip(masks, values, strict=True)
+        for label in getattr(regions, "shared", ())
+    ]
+    for own, number, label in places:
+        totals[label] = totals.get(label, torch.zeros_like(own[:, number])) + own[:, number]
+    for own, number, label in places:
+        own[:, number] = totals[label]
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:

@@ -30,6 +30,7 @@ class Superpixels(FeatureMaskRegions):
     Args:
         images: the inputs, (N, C, *space) with two or three spatial dimensions.
         granularity: about how many regions each has.
+        roi: a region of interest, (*space): where it is False nothing is asked, and maps are 0.
 
     Example::
 
@@ -37,9 +38,10 @@ class Superpixels(FeatureMaskRegions):
         torch.Size([8, 224, 224])
     """
 
-    def __init__(self, images: Tensor, granularity: int) -> None:
+    def __init__(self, images: Tensor, granularity: int, roi: Tensor | None = None) -> None:
         self.granularity = granularity
-        super().__init__(torch.stack([_slic(image, granularity) for image in images]))
+        super().__init__(torch.stack([_slic(image, granularity, roi) for image in images]))
+        self.n_unasked = int(self.labels[0] < 0)
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -56,8 +58,8 @@ class Superpixels(FeatureMaskRegions):
         return {**super().settings(), "granularity": self.granularity}
 
 
-def _slic(image: Tensor, granularity: int) -> Tensor:
-    """The superpixels of an image (C, *space), (*space)."""
+def _slic(image: Tensor, granularity: int, roi: Tensor | None = None) -> Tensor:
+    """The superpixels of an image (C, *space), (*space); -1 outside of a region of interest."""
     # Slow to import, and not needed by windows.
     from skimage.segmentation import slic
 
@@ -69,10 +71,11 @@ def _slic(image: Tensor, granularity: int) -> Tensor:
         compactness=100 * COMPACTNESS if is_colour else COMPACTNESS,
         sigma=1,
         convert2lab=is_colour,
-        start_label=0,
+        start_label=1,
         channel_axis=-1,
+        mask=None if roi is None else roi.cpu().numpy().astype(bool),
     )
-    return torch.from_numpy(labels.astype(np.int64))
+    return torch.from_numpy(labels.astype(np.int64)) - 1
 
 
 def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:

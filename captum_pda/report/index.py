@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,14 +50,18 @@ def write_index(
     return path
 
 
-def index_page(reports: Sequence[Path], path: Path, title: str) -> bytes:
-    """The page itself, for a place from which its links are seen."""
+def index_page(
+    reports: Sequence[Path], path: Path, title: str, failed: Mapping[str, str] | None = None
+) -> bytes:
+    """The page itself, for a place from which its links are seen; ``failed`` says which photos have
+    no report, and why."""
     block = Block()
     entries = [
         {**_summary(report, block, len(reports)), "href": _link(report, path.parent)}
         for report in reports
     ]
-    return PAGE.render({"values": block.pack({"title": title, "entries": entries})})
+    header = {"title": title, "entries": entries, "failed": list((failed or {}).items())}
+    return PAGE.render({"values": block.pack(header)})
 
 
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from matplotlib.colors import to_rgb
 from PIL import Image
 from torch import Tensor
 
 from captum_pda.evidence.evidence import EvidencePart
 from captum_pda.priors import prior_for
 from captum_pda.regions.protocol import Windows
-from captum_pda.visualization.drawing import picture
+from captum_pda.visualization.drawing import AGAINST, FOR, picture
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -79,6 +80,16 @@ def jpeg(pixels: Bytes, quality: int) -> bytes:
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "JPEG", quality=quality, subsampling=0, optimize=True)
     return content.getvalue()
+
+
+def map_over(pixels: Bytes, values: Tensor) -> Bytes:
+    """A map (H, W) in its colours over a photo in pale grey, (H, W, 3)."""
+    strength = values.detach().cpu().double().nan_to_num().numpy()[..., None]
+    share = np.abs(strength) / max(float(np.abs(strength).max()), 1e-300)
+    colours = np.where(strength > 0, to_rgb(FOR), to_rgb(AGAINST))
+    grey = 0.4 + 0.6 * pixels.mean(axis=2, keepdims=True) / 255
+    blended: Bytes = np.round(255 * (grey * (1 - share) + colours * share)).astype(np.uint8)
+    return blended
 
 
 def thumbnail(pixels: Bytes, side: int) -> bytes:

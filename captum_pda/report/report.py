@@ -31,7 +31,7 @@ from captum_pda.evidence.together import Interactions
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
-from captum_pda.model.measures import Measure, WeightOfEvidence, signed
+from captum_pda.model.measures import Measure, WeightOfEvidence
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.report.page_file import Block, Page
@@ -40,6 +40,7 @@ from captum_pda.report.pictures import (
     filled_photo,
     fills_sprite,
     jpeg,
+    map_over,
     photo_file,
     thumbnail,
 )
@@ -272,10 +273,12 @@ def report_page(
         "methods": shown,
         "together": together_header(block, interactions, first, number, photo.labels),
     }
+    whole = first.attribution(classes.columns[0])
+    shown_map = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
     small = Block()
     summary = {
         **_summary(photo.title, first, classes, number, shown[0]),
-        "thumbnail": small.add_bytes(thumbnail(pixels, THUMBNAIL)),
+        "thumbnail": small.add_bytes(thumbnail(shown_map, THUMBNAIL)),
     }
     return PAGE.render({"summary": small.pack(summary), "values": block.pack(header)})
 
@@ -617,8 +620,8 @@ def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | No
         for scores in (empty[0].reference, evidence.scores)
     ]
     return (
-        f"all evidence: {signed(total)} {evidence.measure.unit}, from {said[0]} with nothing seen "
-        f"to {said[1]} with everything seen"
+        f"all evidence: {words.with_unit(total, evidence.measure)}, from {said[0]} with nothing "
+        f"seen to {said[1]} with everything seen"
     )
 
 

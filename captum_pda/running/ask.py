@@ -16,7 +16,8 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import BatchLoop, BatchSize, DenseEngine, PreparedEngine
-from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
+from captum_pda.engines.audit import audited, warn_of_disagreement
+from captum_pda.engines.protocol import audit_of
 from captum_pda.errors import attach_result
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
@@ -26,7 +27,7 @@ from captum_pda.priors.empty_context import seen_share
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows, Windows
 from captum_pda.running.plan import Place
-from captum_pda.running.progress import ProgressBar
+from captum_pda.running.run import ProgressBar
 from captum_pda.running.sampling import Sampling
 
 Corners = npt.NDArray[np.int64]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.engines import DenseEngine, Engine
-from captum_pda.model.call import Call
+from captum_pda.model.call import Call, ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
@@ -109,6 +110,31 @@ class Part:
     def forward(self, example: int, copies: Tensor) -> Tensor:
         """The model's outputs for changed copies (rows, C, *space) of an example."""
         return self.place.call.for_example(example, self.tensor)(copies)
+
+    def without(self, example: int, labels: Sequence[int], sampling: Sampling) -> Tensor:
+        """Copies of an example without each of some features of a mask, (labels x S, C, *space)."""
+        values = self.values[example]
+        copies = values.expand(len(labels), sampling.n_samples, *values.shape).clone()
+        regions: Any = self.regions
+        known = np.array(regions.labels)
+        for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+            for row, label in enumerate(labels):
+                own = np.flatnonzero(known[members] == label)
+                if len(own):
+                    region = windows.pick(own)
+                    _, fills = self.context.changed(self.place, values, region, sampling)
+                    pixels = region.pixels(values.device)[0]
+                    copies[row].flatten(2)[..., pixels] = fills[:, 0].flatten(2)
+        return copies.flatten(0, 1)
+
+
+def shared_labels(part: Part) -> frozenset[int]:
+    """Labels of a part's mask that masks of other tensors have too: as in Captum, they are one
+    feature, which is hidden in all tensors at once. By itself, a region is seen in one tensor."""
+    if not part.context.removes or not isinstance(part.place.call, ModelCall):
+        return frozenset()
+    shared: frozenset[int] = getattr(part.regions, "shared", frozenset())
+    return shared
 
 
 def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:

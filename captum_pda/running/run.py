@@ -7,26 +7,40 @@ differently in another batch, and the map should not depend on how many ranks th
 from __future__ import annotations
 
 import math
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
-from captum_pda.engines import Audit, BatchSize, DenseEngine, EngineReport
-from captum_pda.engines.audit import audit_of, audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance
+from captum_pda.engines import (
+    Audit,
+    BatchLoop,
+    BatchSize,
+    DenseEngine,
+    EngineReport,
+    PreparedEngine,
+)
+from captum_pda.engines.audit import audited, warn_of_disagreement
+from captum_pda.engines.protocol import Advance, Read, Rows, audit_of
+from captum_pda.errors import warn_user
+from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
+from captum_pda.model.call import ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
+from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import Place, Plan, groups
-from captum_pda.running.progress import ProgressBar
+from captum_pda.running.plan import Place, Plan, groups, shared_labels
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
 #: Fill values held at once. Chunks depend on nothing but the plan, so that the same seed gives
@@ -131,6 +145,8 @@ class Run:
                 for example in examples
                 for chunk in self._chunks(number, example, rows[number])
             )
+        n_shared = len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
+        n_passes[parts[0].place] += n_shared
         begun = None
         with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
@@ -154,6 +170,41 @@ class Run:
                     self.audits.append(audit)
                     if not audit.agrees:
                         return
+            for example in examples:
+                self._run_shared(example, batch_sizes, bar.update)
+
+    def _own_shared(self) -> list[int]:
+        """This rank's share of the features that masks of several tensors have in common."""
+        labels = {label for part in self.plan.parts for label in shared_labels(part)}
+        return sorted(labels)[self.ranks.rank :: self.ranks.count]
+
+    def _run_shared(
+        self, example: int, batch_sizes: dict[Place, BatchSize], advance: Advance
+    ) -> None:
+        """Run features that masks of several tensors share, hidden in all of them at once."""
+        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
+        labels, n_samples = self._own_shared(), self.sampling.n_samples
+        if not labels:
+            return
+        place, explained = parts[0][1].place, self.plan.explained
+        call = cast(ModelCall, place.call)
+        read = explained.for_example(example)
+        loop = BatchLoop(batch_sizes[place], parts[0][1].values[:1])
+        at_once = max(1, loop.at_once // n_samples)
+        for some in (labels[start : start + at_once] for start in range(0, len(labels), at_once)):
+            copies = {
+                part.tensor: part.without(example, some, replace(self.sampling, part=number))
+                for number, part in parts
+            }
+            run_batch = partial(_scores_of_rows, call, read, example, copies)
+            scores = loop.run(len(some) * n_samples, run_batch, advance)
+            samples = scores.reshape(len(some), n_samples, -1).transpose(0, 1)
+            for number, part in parts:
+                own_labels = cast(FeatureMaskRegions, part.regions).labels
+                here = [n for n, label in enumerate(some) if label in own_labels]
+                members = [own_labels.index(some[n]) for n in here]
+                found = RegionScores.of(samples[:, here], explained.kind, self.sampling.keep_errors)
+                self.known[number].put(example, torch.tensor(members, device=scores.device), found)
 
     def _run_example(
         self,
@@ -175,7 +226,9 @@ class Run:
         engine = DenseEngine() if self.densely else place.engine
         forward = partial(part.forward, example)
         arguments = (forward, context.before(place, values).unsqueeze(0), batch_size)
-        prepared = audited(engine.prepare(*arguments), *arguments)
+        prepared: PreparedEngine = engine.prepare(*arguments)
+        if not isinstance(engine, DenseEngine):
+            prepared = audited(prepared, *arguments)
         explained = self.plan.explained
         sampling = self.sampling.in_context(context)
         stopping = sampling.stopping
@@ -211,7 +264,16 @@ class Run:
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
             in_batch=max(1, rows_in_batch // n_samples),
             ranks=self.ranks,
+            left_out=shared_labels(part),
         )
+
+
+def _scores_of_rows(
+    call: ModelCall, read: Read, example: int, copies: Mapping[int, Tensor], rows: Rows
+) -> Tensor:
+    """The scores of some copies of an example whose tensors are changed together."""
+    chosen = torch.from_numpy(rows)
+    return read(call.with_copies(example, {n: own[chosen] for n, own in copies.items()}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +303,7 @@ def rank_chunks(
     at_once: int,
     in_batch: int,
     ranks: Ranks,
+    left_out: frozenset[int] = frozenset(),
 ) -> list[Chunk]:
     """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
@@ -253,10 +316,19 @@ def rank_chunks(
         at_once: how many regions an engine is given at once.
         in_batch: how many of these it runs in a batch.
         ranks: the processes that share the regions.
+        left_out: labels of a mask whose regions are run elsewhere.
     """
+    groups_of_boxes = list(zip(regions.boxes(example), regions.members(example), strict=True))
+    if left_out:
+        labels = np.array(cast(FeatureMaskRegions, regions).labels)
+        kept = [
+            (windows, members, np.flatnonzero(~np.isin(labels[members], list(left_out))))
+            for windows, members in groups_of_boxes
+        ]
+        groups_of_boxes = [(windows.pick(own), members[own]) for windows, members, own in kept]
     chunks = [
         Chunk(windows[start:stop], members[start:stop], _blocks(stop - start, at_once))
-        for windows, members in zip(regions.boxes(example), regions.members(example), strict=True)
+        for windows, members in groups_of_boxes
         for start, stop in fill_chunks(windows, values_per_pixel)
     ]
     if ranks.count > 1:
@@ -374,3 +446,102 @@ def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
             "the same inputs together, so give each the same ones (without a process_group, "
             "each rank explains its own)"
         )
+
+
+#: A run without a bar is called long if it takes more seconds than this.
+LONG_SECONDS = 60.0
+#: Seconds over which passes are measured before their cost is told.
+MEASURED_SECONDS = 1.0
+
+#: Whether this process was told that a run is long; it needs to know only once.
+_was_told = False
+
+
+class ProgressBar(tqdm):  # type: ignore[misc]
+    """Counts forward passes.
+
+    Args:
+        total: how many passes there are.
+        title: the bar's title; None shows no bar.
+        warns: whether to warn of a long run where no bar is shown.
+        clock: tells the time in seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        title: str | None,
+        warns: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._title = title
+        self._warns = warns and title is None
+        self._clock = clock
+        self._n_passes = total
+        self._n_done = 0
+        self._start = clock()
+        self.begin(total)
+        # No time yet: a model's first pass may take far longer than those that follow.
+        described = None if title is None else f"{title}: {costs(total, 0)}"
+        super().__init__(total=total, desc=described, disable=title is None, unit="pass")
+
+    def begin(self, n_passes: int) -> None:
+        """The next ``n_passes`` take about the same time each, and perhaps another than those
+        before: what follows a layer is a shorter pass than the whole model."""
+        self._last_alike = self._n_done + n_passes
+        #: When the first batch was done, and its passes: it also does what is done only once.
+        self._measured_from: tuple[float, int] | None = None
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count passes that are done, and tell what all of them cost as soon as that is known."""
+        self._n_done += int(n or 0)
+        seconds = self._estimate()
+        if seconds is not None and self._title is not None:
+            self.set_description_str(f"{self._title}: {costs(self._n_passes, seconds)}: ", False)
+        if seconds is not None and self._warns:
+            self._warns = False
+            _warn_if_long(self._n_passes, seconds)
+        shown: bool | None = super().update(n)
+        return shown
+
+    def expect(self, seconds_per_pass: float) -> None:
+        """Tell what all passes will cost, before the first one."""
+        if self._title is not None:
+            said = costs(self._n_passes, seconds_per_pass * self._n_passes)
+            self.set_description_str(f"{self._title}: {said}")
+
+    def _estimate(self) -> float | None:
+        """How long all passes take, once some were measured for long enough. Passes from a layer
+        on are short, and count from when they begin."""
+        now = self._clock()
+        if self._measured_from is None:
+            self._measured_from = now, self._n_done
+            return None
+        start, first = self._measured_from
+        if now - start < MEASURED_SECONDS or self._n_done <= first:
+            return None
+        seconds_per_pass = (now - start) / (self._n_done - first)
+        return now - self._start + seconds_per_pass * (self._last_alike - self._n_done)
+
+
+def costs(n_passes: int, seconds: float) -> str:
+    """What a run costs, in words: "1,760 passes, about 25 s"."""
+    passes = counted(n_passes, "pass", "passes")
+    if seconds < 1:
+        return passes
+    if seconds < 2 * 60:
+        return f"{passes}, about {seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{passes}, about {seconds / 60:.0f} min"
+    return f"{passes}, about {seconds / 3600:.0f} h"
+
+
+def _warn_if_long(n_passes: int, seconds: float) -> None:
+    global _was_told
+    if seconds <= LONG_SECONDS or _was_told:
+        return
+    _was_told = True
+    warn_user(
+        f"this will take a while: {costs(n_passes, seconds)}. Pass show_progress=True to watch it, "
+        "and larger strides or fewer sizes for fewer passes. This is said once."
+    )

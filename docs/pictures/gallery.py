@@ -88,14 +88,14 @@ def photos() -> None:
     """A class, and a class rather than another, of photos."""
     from skimage import data
 
-    from captum_pda.cli.models import choose_model, load_classifier
+    from captum_pda.cli.models import load_classifier
 
-    classifier = load_classifier(choose_model("efficientnet_lite0"))
+    classifier = load_classifier("efficientnet_lite0")
     for name, photo, rather in (
         ("classification", data.coffee(), None),
         ("contrast", data.chelsea(), 285),
     ):
-        image = classifier.preprocessing(Image.fromarray(photo))[None]
+        image = classifier.preprocessing(Image.fromarray(photo))
         evidence = PDA(classifier.model).evidence(image, effort="quick")
         top = evidence.top()
         shown = ((image[0] - image.min()) / (image.max() - image.min())).permute(1, 2, 0).numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -14,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from captum_pda.cli.main import main
+from captum_pda.report.page_file import read_block, unpack
 
 MODEL = "tiny:five"
 N = 6
@@ -222,3 +225,34 @@ def test_a_killed_rank_loses_nothing() -> None:
     assert found.keys() == expected.keys()
     for name, bits in expected.items():
         np.testing.assert_array_equal(found[name], bits)
+
+
+def test_a_table_and_an_index_of_all_photos_with_those_that_failed(photos: Path) -> None:
+    for folder in ("first", "second"):
+        Path(folder).mkdir()
+        shutil.copy(next(photos.rglob("*.png")), Path(folder) / "same.png")
+    Path("first/broken.png").write_bytes(b"nothing")
+    arguments = ["explain", "first", "second", *command("both", "--html", "--no-test")[2:]]
+    arguments += ["--method", "efficient"]
+    assert main(arguments) == 1
+    with open("both/results.csv", newline="", encoding="utf-8") as file:
+        rows = {row["captum_pda_photo"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == {"first/broken.png", "first/same.png", "second/same.png"}
+    assert "is not a photo" in rows["first/broken.png"]["error"]
+    row = rows["second/same.png"]
+    assert (Path("both") / row["picture"]).is_file()
+    assert row["picture"] == "second/same.png_evidence.png"
+    assert row["unit"] == "bits"
+    assert 0 < float(row["prediction"]) < 1
+    assert float(row["strongest_for"]) > 0
+    page, _ = read_block_of("both/index.html")
+    assert [name for name, _ in page["failed"]] == ["first/broken.png"]
+    assert [entry["title"] for entry in page["entries"]] == ["first/same.png", "second/same.png"]
+    # The same table comes from stored results.
+    before = Path("both/results.csv").read_bytes()
+    assert main(arguments) == 1
+    assert Path("both/results.csv").read_bytes() == before
+
+
+def read_block_of(path: str) -> tuple[dict[str, Any], Any]:
+    return unpack(read_block(Path(path).read_bytes(), "values"))

@@ -91,7 +91,7 @@ def test_the_features_of_the_last_layer_are_drawn_over_the_photo(
         small[:, :1], size=(32, 32), mode="bilinear", align_corners=False
     )
     check(bits()[0], larger)
-    lines = [line for line in capsys.readouterr().out.splitlines() if " bits) (" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if ", rows " in line]
     rows = [line.partition(", rows ")[2].partition(",")[0].split("-") for line in lines]
     # Places of a 15 x 15 map, in pixels of the photo: two or three of them.
     assert rows

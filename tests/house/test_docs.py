@@ -19,7 +19,12 @@ PAGES = [
     *(ROOT / f"docs/{name}.md" for name in ("index", "choose", "look", "priors", "together")),
 ]
 #: What a recipe needs beyond what the quick tests install.
-NEEDS = {"huggingface": "transformers", "similarity": "transformers"}
+NEEDS = {
+    "huggingface": "transformers",
+    "similarity": "transformers",
+    "medical": "nibabel",
+    "monai": "monai",
+}
 CODE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -13,17 +13,16 @@ import captum_pda
 from captum_pda import PDA, EfficientPDA
 
 PACKAGE = Path(captum_pda.__file__).parent
-#: What a newcomer can read in an afternoon. These are the limits of today: the goals are 110 files
-#: and 17,000 lines. Lower them whenever something goes.
-MOST_FILES, MOST_LINES = 115, 27_500
-#: The most files of the package that one call may cross. The goals are 25, 30 and 45: the first two
-#: are not reached yet.
+#: What a newcomer can read in an afternoon. The goal for the lines is 17,000: lower the limit
+#: whenever something goes.
+MOST_FILES, MOST_LINES = 110, 27_500
+#: The most files of the package that one call may cross.
 CALLS = {
     "EfficientPDA.attribute, dense": (
         lambda model, image: EfficientPDA(model, engine="dense").attribute(image, target=1),
-        28,
+        25,
     ),
-    "PDA.evidence, dense": (lambda model, image: PDA(model, engine="dense").evidence(image), 32),
+    "PDA.evidence, dense": (lambda model, image: PDA(model, engine="dense").evidence(image), 30),
     "EfficientPDA.attribute, incremental": (
         lambda model, image: EfficientPDA(model, engine="incremental").attribute(image, target=1),
         45,

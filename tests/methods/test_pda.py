@@ -98,7 +98,7 @@ def test_a_layer_that_is_named_is_asked_and_one_that_is_none_is_refused():
     evidence = pda.evidence(IMAGE, scales=(3, 7))
     assert pda.layer_name == evidence.parts[-1].depth == "0"
     assert evidence.at_depth("0").parts == evidence.parts[-1:]
-    with pytest.raises(ValueError, match="layer='head' is no module of the model"):
+    with pytest.raises(ValueError, match="layer='head' is not a module of the model"):
         PDA(model, layer="head")
 
 

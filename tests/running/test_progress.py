@@ -8,9 +8,9 @@ import warnings
 import pytest
 from conftest import make_convolutional, make_images
 
-import captum_pda.running.progress as progress
+import captum_pda.running.run as progress
 from captum_pda import ConstantPrior, EfficientPDA
-from captum_pda.running.progress import ProgressBar, costs
+from captum_pda.running.run import ProgressBar, costs
 
 
 class Clock:

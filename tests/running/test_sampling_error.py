@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
 from captum_pda.model.measures import Measure, RawDifference, WeightOfEvidence
 from captum_pda.model.outputs import find_output_kind
-from captum_pda.running.progress import ProgressBar
+from captum_pda.running.run import ProgressBar
 from captum_pda.running.sampling import StoppingRule, checks
 
 LOGITS, RAW = find_output_kind("logits"), find_output_kind("raw")

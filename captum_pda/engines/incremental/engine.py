@@ -8,11 +8,21 @@ import torch
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.batches import BatchLoop, BatchSize, Rows, by_sample, is_out_of_memory
 from captum_pda.engines.incremental.boxes import Boxed, Span, order_of_windows
 from captum_pda.engines.incremental.cache import PassState, channels_last
 from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
-from captum_pda.engines.protocol import Advance, EngineReport, Forward, IncrementalError, Read
+from captum_pda.engines.protocol import (
+    Advance,
+    BatchLoop,
+    BatchSize,
+    EngineReport,
+    Forward,
+    IncrementalError,
+    Read,
+    Rows,
+    by_sample,
+    is_out_of_memory,
+)
 from captum_pda.regions.protocol import Windows
 
 #: A batch has this many times the copies of a dense one, since each takes less time and memory.

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from captum_pda import _torch
-from captum_pda.engines.batches import is_out_of_memory
 from captum_pda.engines.incremental.boxes import Boxed
 from captum_pda.engines.incremental.cache import (
     CHANNELS_LAST,
@@ -44,7 +43,7 @@ from captum_pda.engines.incremental.rules import (
     pop_inplace,
     shape,
 )
-from captum_pda.engines.protocol import IncrementalError
+from captum_pda.engines.protocol import IncrementalError, is_out_of_memory
 
 #: Importing these modules declares their rules.
 DECLARED = (convolution, elementwise, pooling, shape)

@@ -2,7 +2,7 @@
 
 function example({ photo, bits, link, crop }, arrays) {
   const blob = new Blob([arrays[crop]], { type: "image/jpeg" });
-  const words = `${signed(bits)}, ${photo.split("/").pop()}`;
+  const words = `${typeset(signedWords(bits, "bits"))}, ${photo.split("/").pop()}`;
   const image = element("img", { src: URL.createObjectURL(blob), alt: words, width: 96, height: 96 });
   const parts = [image, element("span", { class: "words", dir: "auto", title: photo }, words)];
   const address = link && pageAddress(link);
@@ -12,15 +12,17 @@ function example({ photo, bits, link, crop }, arrays) {
 
 function group(one, all, arrays) {
   const kind = one.bits > 0 ? "for" : "against";
-  const many = counted(one.regions, "region");
+  const shown = one.examples.length;
+  const crops = shown < one.regions ? `${shown} of ${counted(one.regions, "crop")} shown` : counted(shown, "crop");
   return element(
     "li",
     {},
     element(
       "p",
       { class: "sum" },
-      element("strong", { class: kind }, `${signed(one.bits)} \u00b1 ${one.spread.toFixed(2)} bits`),
-      element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${many}`),
+      element("strong", { class: kind }, `${typeset(signedWords(one.bits, "bits"))} \u00b1 ${one.spread.toFixed(2)} bits`),
+      element("span", {}, nameElement(one.name)),
+      element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${crops}`),
     ),
     element("ul", { class: "crops" }, ...one.examples.map((region) => example(region, arrays))),
   );

@@ -87,6 +87,12 @@ async function start() {
     const all = counted(entries.length, "photo");
     byId("count").textContent = chosen.length === entries.length ? all : `${chosen.length} of ${all}`;
   };
+  const { failed } = header;
+  byId("failures").hidden = failed.length === 0;
+  byId("failures").querySelector("summary").textContent = `${counted(failed.length, "photo")} could not be explained`;
+  byId("failures").querySelector("ul").replaceChildren(
+    ...failed.map(([name, why]) => element("li", { dir: "auto" }, why.includes(name) ? why : `${name}: ${why}`)),
+  );
   byId("choices").addEventListener("input", show);
   byId("choices").addEventListener("submit", (event) => event.preventDefault());
   show();
