@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from captum_pda.atlas.groups import Atlas, RegionGroup
 from captum_pda.files import counted, write_whole
 from captum_pda.model.inputs import check_count
+from captum_pda.model.measures import signed
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import jpeg
 from captum_pda.visualization.drawing import AGAINST, FOR, new_figure, show
@@ -119,7 +120,7 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
             panel.set_yticks([])
             for side in panel.spines.values():
                 side.set(color=colour, linestyle="solid" if group.speaks_for else "dashed")
-            panel.set_title(f"{region.bits:+.1f}", fontsize=8, pad=2)
+            panel.set_title(signed(region.bits), fontsize=8, pad=2)
     if use_pyplot:
         show()
     return figure
@@ -128,7 +129,7 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
 def group_words(group: RegionGroup) -> str:
     """How strong a group is, how often it occurs, and what is common to it."""
     return (
-        f"{group.mean_bits:+.2f} \u00b1 {group.spread:.2f} bits\n"
+        f"{signed(group.mean_bits)} \u00b1 {group.spread:.2f} bits\n"
         f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}\n"
         + textwrap.fill(group.name, NAME_LETTERS)
     )

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from captum_pda.atlas.class_regions import ClassRegion
 from captum_pda.files import counted
 from captum_pda.model.inputs import check_count
+from captum_pda.model.measures import signed
 
 #: How many groups are tried at most, for the class and against it.
 MAX_GROUPS = 10
@@ -105,7 +106,7 @@ class Atlas:
         for group in self.groups:
             photos = counted(len(group.photos), "photo")
             lines.append(
-                f"  {group.mean_bits:+.2f} +- {group.spread:.2f} bits in {photos}: {group.name}"
+                f"  {signed(group.mean_bits)} +- {group.spread:.2f} bits in {photos}: {group.name}"
             )
         return "\n".join(lines)
 

@@ -35,8 +35,9 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
-from captum_pda.model.measures import Measure, signed
+from captum_pda.model.measures import Measure
 from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
@@ -44,8 +45,6 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-#: Letters of a smaller size that fit above the map of an explanation.
-METHOD_WIDTH = 60
 #: Regions are not listed that all say less than this, in bits, or less than this share of what the
 #: strongest one says.
 LEAST_BITS, LEAST_SHARE = 0.01, 0.02
@@ -165,12 +164,11 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             n=LISTED_REGIONS,
             mean=mean,
             std=std,
+            note=explanation.method,
             use_pyplot=False,
         )
         if is_volume:
             return figure
-        words = textwrap.fill(explanation.method, METHOD_WIDTH)
-        axes[1].set_title(f"red for, blue against\n{words}", fontsize=7, pad=3)
         for panel in axes[:2]:
             _draw_box(panel, first)
         return figure
@@ -310,7 +308,8 @@ def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
     chances = " against ".join(measure.in_words(share) for share in shares)
     total = ""
     if answer.total is not None:
-        total = f" In all {signed(answer.total)} {measure.unit} over an input with nothing seen."
+        amount = with_unit(answer.total, measure)
+        total = f" In all {amount} over an input with nothing seen."
     yield f"Why {answer.name} ({chances})?{total}"
     if answer.test is not None:
         yield f"  {answer.test}"

@@ -248,10 +248,11 @@ class Interaction:
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
-        both, one, other = (signed(-value) for value in self.lost)
+        both, one, other = (signed(-value, self.unit) for value in self.lost)
         error = "" if self.error is None else f" ± {self.error:.2g}"
+        value = f"{signed(self.value, self.unit)}{error}{unit}"
         return (
-            f"{self.first} and {self.second}: {signed(self.value)}{error}{unit}, {self.meaning} "
+            f"{self.first} and {self.second}: {value}, {self.meaning} "
             f"(without both {both}, without one {one}, without the other {other})"
         )
 

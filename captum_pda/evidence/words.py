@@ -85,7 +85,7 @@ def page_words(measure: Measure) -> dict[str, Any]:
 
 def with_unit(value: float, measure: Measure) -> str:
     """A value with its sign and unit."""
-    return f"{signed(value)} {measure.unit}".rstrip()
+    return f"{signed(value, measure.unit)} {measure.unit}".rstrip()
 
 
 def answer(

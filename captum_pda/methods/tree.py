@@ -69,10 +69,10 @@ class Split:
 
     def __str__(self) -> str:
         shares = " and ".join(f"{100 * one.mean():.1f}%" for one in self.pixels)
-        one, other = (signed(value) for value in self.values)
+        one, other = (signed(value, self.unit) for value in self.values)
         return (
             f"two parts with {shares} of the input say {one} and {other} {self.unit}; "
-            f"{signed(self.interaction)} {self.unit}, {self.meaning}"
+            f"{signed(self.interaction, self.unit)} {self.unit}, {self.meaning}"
         )
 
 
@@ -139,9 +139,9 @@ class OwenTree:
         return found
 
     def __repr__(self) -> str:
+        total = f"{signed(self.total, self.unit)} {self.unit}"
         return (
-            f"OwenTree({self.tree.n_leaves} regions, {signed(self.total)} {self.unit} in all, "
-            f"{self.n_evaluations} passes)"
+            f"OwenTree({self.tree.n_leaves} regions, {total} in all, {self.n_evaluations} passes)"
         )
 
 

@@ -186,6 +186,13 @@ def percent(share: float) -> str:
     return f"{100 * share:.{min(6, max(1, digits))}f}%"
 
 
-def signed(value: float) -> str:
-    """A number with its sign, to a tenth or to two digits."""
-    return f"{value:+.1f}" if abs(value) >= 1 else f"{value:+.2g}"
+def signed(value: float, unit: str = "bits") -> str:
+    """A number with its sign: bits to a tenth, or below 1 to a hundredth; zero has no sign.
+
+    Other units have a scale of their own: below 1, two digits that count.
+    """
+    if unit != "bits":
+        return f"{value:+.1f}" if abs(value) >= 1 else f"{value:+.2g}" if value else "0"
+    if abs(value) < 0.005:
+        return "0.00"
+    return f"{value:+.2f}" if abs(value) < 0.995 else f"{value:+.1f}"

@@ -31,7 +31,7 @@ from captum_pda.evidence.together import Interactions
 from captum_pda.files import write_whole
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
-from captum_pda.model.measures import Measure, WeightOfEvidence, signed
+from captum_pda.model.measures import Measure, WeightOfEvidence
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.report.page_file import Block, Page
@@ -620,8 +620,8 @@ def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | No
         for scores in (empty[0].reference, evidence.scores)
     ]
     return (
-        f"all evidence: {signed(total)} {evidence.measure.unit}, from {said[0]} with nothing seen "
-        f"to {said[1]} with everything seen"
+        f"all evidence: {words.with_unit(total, evidence.measure)}, from {said[0]} with nothing "
+        f"seen to {said[1]} with everything seen"
     )
 
 

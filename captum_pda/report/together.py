@@ -44,15 +44,18 @@ def together_header(
         "name": str(target) if labels is None else labels[target],
         "owners": block.add(owners, "int32"),
         "places": places,
-        "lost": [f"without it alone: {signed(-float(one))}{unit}" for one in interactions.lost()],
+        "lost": [
+            f"without it alone: {signed(-float(one), interactions.unit)}{unit}"
+            for one in interactions.lost()
+        ],
         "colours": {"cover": COVER, "together": TOGETHER},
         "pairs": [
             {
                 "regions": [pair.first, pair.second],
                 "share": pair.value / strongest if strongest else 0.0,
                 "is_strong": abs(pair.value) >= LEAST_SHARE * strongest > 0,
-                "words": f"{signed(pair.value)}{unit}, {pair.meaning} (without both: "
-                f"{signed(-pair.lost[0])}{unit})",
+                "words": f"{signed(pair.value, pair.unit)}{unit}, {pair.meaning} (without both: "
+                f"{signed(-pair.lost[0], pair.unit)}{unit})",
             }
             for pair in pairs
         ],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from captum_pda._captum import TargetType
@@ -16,6 +17,7 @@ from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.visualization.drawing import (
     AGAINST,
     FOR,
+    USUAL_CHANNELS,
     Floats,
     Image,
     check_panels,
@@ -32,6 +34,9 @@ from captum_pda.visualization.drawing import (
     wrapped,
 )
 from captum_pda.visualization.space import draw_signal_explanation, draw_volume_explanation
+
+#: How many letters of a title fit above a panel.
+TITLE_LETTERS = 40
 
 
 def visualize_strongest_regions(
@@ -163,6 +168,7 @@ def visualize_explanation(
     example: int | None = None,
     scale: float | None = None,
     spacing: float | Sequence[float] | None = None,
+    note: str | None = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
     """Draw one explanation: the input with its strongest regions, the map, and the map's test.
@@ -183,6 +189,7 @@ def visualize_explanation(
         scale: the value that is drawn fully red. Default: the largest absolute value.
         spacing: the extent of a voxel along each axis of a volume, such as (3.0, 0.7, 0.7) mm, or
             the time between two samples of a signal.
+        note: a last line below the picture, such as the settings.
         use_pyplot: whether the figure is made by pyplot, and shown.
 
     Returns:
@@ -205,6 +212,8 @@ def visualize_explanation(
     words = regions_in_words(*kinds)
     if tested is not None:
         words = [str(tested), *words]
+    if note:
+        words.append(note)
     image = evidence.inputs[0][number]
     label = f"{evidence.measure.label}, weighted mean of all questions"
     if image.dim() == 3:
@@ -251,21 +260,28 @@ def _draw_image_explanation(
     """An image with its strongest regions, its map and its test, and the words below."""
     values = evidence_map(own_map)
     shown = picture_of_map(image, values, mean, std)
+    if (channels := shown.shape[2]) not in USUAL_CHANNELS:
+        shown, words = shown.mean(2, keepdims=True), [*words, f"Drawn: mean of {channels} channels"]
     columns = 2 if tested is None else 3
     lines = wrapped(words, 46 * columns)
+    title = wrapped(name.splitlines(), TITLE_LETTERS)
     side = 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
-    above, below = 0.35, 0.75 + 0.18 * len(lines)
+    above, below = 0.2 + 0.17 * len(title), 0.75 + 0.18 * len(lines)
     height = above + side + below
     figure = new_figure((3.6 * columns, height), use_pyplot, layout=None)
     axes = list(np.ravel(figure.subplots(1, columns)))
     figure.subplots_adjust(0.02, below / height, 0.98, 1 - above / height, wspace=0.06)
     draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
-    finish(axes[0], name)
+    finish(axes[0], None)
+    axes[0].set_title("\n".join(title), fontsize=10)
     heat_map = draw_map(axes[1], values, scale or evidence_scale(values), shown)
-    finish(axes[1], "red speaks for it, blue against it")
-    bar = axes[1].inset_axes((0.1, -0.3 / side, 0.8, 0.12 / side))
-    figure.colorbar(heat_map, cax=bar, orientation="horizontal")
+    finish(axes[1], None)
+    axes[1].set_title("red for, blue against", fontsize=10)
+    # In the panel's own width: an image that is very tall or wide fills only a part of it.
+    left, _, width, _ = axes[1].get_position(original=True).bounds
+    bar = figure.add_axes((left + 0.1 * width, (below - 0.3) / height, 0.8 * width, 0.12 / height))
+    figure.colorbar(heat_map, cax=bar, orientation="horizontal", ticks=MaxNLocator(5))
     bar.tick_params(labelsize=7)
     bar.set_xlabel(label, fontsize=8)
     if tested is not None:

@@ -95,7 +95,7 @@ def photos() -> None:
         ("classification", data.coffee(), None),
         ("contrast", data.chelsea(), 285),
     ):
-        image = classifier.preprocessing(Image.fromarray(photo))[None]
+        image = classifier.preprocessing(Image.fromarray(photo))
         evidence = PDA(classifier.model).evidence(image, effort="quick")
         top = evidence.top()
         shown = ((image[0] - image.min()) / (image.max() - image.min())).permute(1, 2, 0).numpy()

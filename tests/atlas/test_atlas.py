@@ -18,6 +18,7 @@ from captum_pda.atlas import (
     write_atlas,
     write_regions,
 )
+from captum_pda.model.measures import signed
 
 N_PHOTOS = 6
 

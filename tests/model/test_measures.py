@@ -17,6 +17,7 @@ from captum_pda.model.measures import (
     RawDifference,
     WeightOfEvidence,
     find_measure,
+    signed,
 )
 from captum_pda.model.outputs import find_output_kind
 
@@ -134,3 +135,17 @@ def test_a_name_is_not_taken_twice():
     with pytest.raises(ValueError, match="choose another"):
         type("Again", (RawDifference,), {"name": "weight_of_evidence"})
     assert MEASURES["weight_of_evidence"] is WeightOfEvidence
+
+
+def test_a_change_that_rounds_to_zero_has_no_sign():
+    said = {
+        0.0: "0.00",
+        -1.8e-5: "0.00",
+        0.0019: "0.00",
+        -0.021: "-0.02",
+        0.996: "+1.0",
+        -4.98: "-5.0",
+    }
+    assert {value: signed(value) for value in said} == said
+    # The outputs of a model have a scale of their own.
+    assert [signed(value, "of the output") for value in (0.0019, 0.0)] == ["+0.0019", "0"]

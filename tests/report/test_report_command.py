@@ -51,10 +51,10 @@ def test_a_folder_gets_an_index_of_all_its_pages(photo_folder, capsys):
     assert explain("photos", "--output", "out") == 0
     header, _ = unpack(read_block(Path("out/index.html").read_bytes(), "values"))
     entries = {entry["title"]: entry for entry in header["entries"]}
-    assert entries["1 <b>.png"]["href"] == "./cat/1%20%3Cb%3E.png_evidence.html"
+    assert entries["cat/1 <b>.png"]["href"] == "./cat/1%20%3Cb%3E.png_evidence.html"
     assert {title: entry["truth"] for title, entry in entries.items()} == {
-        "1 <b>.png": "cat",
-        "2.png": "honey bee",
+        "cat/1 <b>.png": "cat",
+        "honey_bee/2.png": "honey bee",
         "3.png": None,
     }
     # What is done is not done again, but listed; a page that is gone is made again.

@@ -2,7 +2,7 @@
 
 function example({ photo, bits, link, crop }, arrays) {
   const blob = new Blob([arrays[crop]], { type: "image/jpeg" });
-  const words = `${signed(bits)}, ${photo.split("/").pop()}`;
+  const words = `${typeset(signedWords(bits, "bits"))}, ${photo.split("/").pop()}`;
   const image = element("img", { src: URL.createObjectURL(blob), alt: words, width: 96, height: 96 });
   const parts = [image, element("span", { class: "words", dir: "auto", title: photo }, words)];
   const address = link && pageAddress(link);
@@ -20,7 +20,7 @@ function group(one, all, arrays) {
     element(
       "p",
       { class: "sum" },
-      element("strong", { class: kind }, `${signed(one.bits)} \u00b1 ${one.spread.toFixed(2)} bits`),
+      element("strong", { class: kind }, `${typeset(signedWords(one.bits, "bits"))} \u00b1 ${one.spread.toFixed(2)} bits`),
       element("span", {}, nameElement(one.name)),
       element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${crops}`),
     ),

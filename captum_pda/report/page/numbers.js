@@ -29,9 +29,13 @@ function general(value, digits) {
   return `${trimmed(mantissa)}e${sign}${String(Math.abs(exponent)).padStart(2, "0")}`;
 }
 
-// A number with its sign, to a tenth or to two digits: as in Python.
-function signedWords(value) {
-  if (Math.abs(value) >= 1 && Number.isFinite(value)) return (value < 0 ? "" : "+") + value.toFixed(1);
+// A number with its sign, zero without one; bits below 1 to a hundredth: as in Python.
+function signedWords(value, unit) {
+  const size = Math.abs(value);
+  if (unit === "bits" && size < 0.005) return "0.00";
+  if (value === 0) return "0";
+  if (unit === "bits" && size < 0.995) return (value < 0 ? "" : "+") + value.toFixed(2);
+  if (size >= (unit === "bits" ? 0.995 : 1) && Number.isFinite(value)) return (value < 0 ? "" : "+") + value.toFixed(1);
   return (value < 0 ? "" : "+") + general(value, 2);
 }
 

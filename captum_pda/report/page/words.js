@@ -26,7 +26,7 @@ function withUnit(words, { unit }) {
 // The answer to one question about a region, as StrongRegion.answers has it.
 function answerWords({ context, value, first }, { measure, words }) {
   const [seen, changed] = first.map((one) => predictionWords(one, measure));
-  const [added, change] = [value, -value].map((one) => withUnit(signedWords(one), measure));
+  const [added, change] = [value, -value].map((one) => withUnit(signedWords(one, measure.unit), measure));
   return filled(words.contexts[context].answer, { seen, changed, value: added, change });
 }
 
