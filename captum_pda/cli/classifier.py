@@ -273,7 +273,8 @@ def _looks_like_probabilities(model: nn.Module, image: Tensor) -> bool:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(image.shape, generator=generator).to(image)
     with torch.no_grad(), evaluation_mode(model):
-        for probe in (image, torch.zeros_like(image), -image, noise, 3 * noise):
+        # Far from any image, logits leave this range, and probabilities do not.
+        for probe in (image, -image, noise, 30 * noise, -30 * noise):
             scores = scores_of(model(probe))
             if not bool(((scores >= 0) & (scores <= 1)).all()):
                 return False

@@ -395,7 +395,9 @@ class PhotoExplainer:
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
-            test = evidence.self_test(classes[0]) if self.options.test else None
+            # Outside of a region of interest the map says nothing, so its test would not either.
+            if self.options.test and not self.options.roi:
+                test = evidence.self_test(classes[0])
             if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
         bits = cast(Tensor, whole)[0, 0]
