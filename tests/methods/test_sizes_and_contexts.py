@@ -172,7 +172,10 @@ def test_tensors_of_different_shapes_get_windows_of_their_own_sizes():
         ({"scales": "16"}, "must be a tuple of sizes"),
         ({"scales": (2, 4), "strides": (1, 1, 1)}, "does not fit scales"),
         ({"scales": (2, 4), "strides": 3}, "steps over pixels"),
-        ({"context": "half"}, "context='half' is not known; choose one of 'full', 'empty', 'both'"),
+        (
+            {"context": "half"},
+            "context='half' is not known; choose one of 'full', 'empty', 'random'",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_plain_words(arguments, message):
