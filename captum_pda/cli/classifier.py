@@ -211,7 +211,10 @@ class Classifier:
                 f"there are {len(labels)} labels for a model of {len(own_labels)} classes; write "
                 "one per line"
             )
-        kind = output_kind(output, choice.output, model, image)
+        # Classifiers of these libraries return logits, unless their configuration says otherwise.
+        of_library = choice.name.startswith(("hf/", "timm/"))
+        stated = choice.output or ("logits" if of_library else None)
+        kind = output_kind(output, stated, model, image)
         return Classifier(choice.name, model, choice.preprocessing, labels, source, kind)
 
 

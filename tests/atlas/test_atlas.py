@@ -139,7 +139,7 @@ def test_the_page_shows_groups_and_links_to_reports(browser, regions, tmp_path):
         assert page.inner_text("h1") == "<b>warm</b>"
         assert page.locator("#for > li").count() == 1
         assert page.locator("#against > li").count() == 1
-        assert page.locator("#for strong").inner_text().startswith("+1.80 \u00b1 0.00 bits")
+        assert page.locator("#for strong").inner_text().startswith("+1.8 \u00b1 0.00 bits")
         assert "in 6 of 6 photos (100.0%)" in page.locator("#for .sum").inner_text()
         links = page.locator("#for a").evaluate_all("all => all.map((one) => one.href)")
         assert len(links) == N_PHOTOS - 1

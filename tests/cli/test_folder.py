@@ -217,7 +217,10 @@ def test_a_killed_rank_loses_nothing() -> None:
     with launch(command("out", *efficient), program) as job:
         out, err = job.communicate(timeout=200)
     assert job.returncode == 0, err.decode()
-    assert f"Explained {N - len(done)} of {N} photos; {len(done)} were done before" in out.decode()
+    were = "was" if len(done) == 1 else "were"
+    assert (
+        f"Explained {N - len(done)} of {N} photos; {len(done)} {were} done before" in out.decode()
+    )
     assert out.decode().count("Explained") == 1
     left = N - len(done)
     assert f"{left}/{left}" in err.decode()

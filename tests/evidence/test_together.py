@@ -332,6 +332,7 @@ def test_a_game_has_the_values_of_its_coalitions():
         evidence.as_game(1, context="both")
 
 
+@pytest.mark.slow
 def test_shapiq_plays_the_game():
     shapiq = pytest.importorskip("shapiq")
     image = make_images(1, 3, 8, 9)

@@ -134,6 +134,7 @@ def test_the_same_evidence_gives_the_same_file(evidence, page, tmp_path):
     assert again.read_bytes() == page
 
 
+@pytest.mark.slow
 def test_many_small_windows_stay_under_three_megabytes(tmp_path):
     path = write_report(many_windows(), tmp_path / "fine.html")
     assert path.stat().st_size < 3_200_000
