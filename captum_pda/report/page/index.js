@@ -87,7 +87,7 @@ async function start() {
     const all = counted(entries.length, "photo");
     byId("count").textContent = chosen.length === entries.length ? all : `${chosen.length} of ${all}`;
   };
-  const { failed } = header;
+  const { failed = [] } = header;
   byId("failures").hidden = failed.length === 0;
   byId("failures").querySelector("summary").textContent = `${counted(failed.length, "photo")} could not be explained`;
   byId("failures").querySelector("ul").replaceChildren(
