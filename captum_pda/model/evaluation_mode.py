@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from itertools import chain, islice
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import chain
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captum_pda import device_sync
 from captum_pda.errors import warn_user
 
-#: How many objects behind a function are looked at, and how many of one list or dict.
-MAX_OBJECTS, MAX_ITEMS = 5_000, 100
-#: Attributes by which an object is called, or a decorator keeps what it wraps.
-CALLED = frozenset({"__call__", "__wrapped__"})
-#: Where PyTorch keeps what belongs to a module.
-REGISTERS = set(vars(nn.Module()))
-#: Libraries whose functions hold none of the user's modules.
-LIBRARIES = {"builtins", "captum", "captum_pda", "numpy", "torch", "torchvision"}
+#: Modules that are in evaluation mode while their model is explained, and by how many threads; the
+#: last one puts them back.
+_borrowers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -37,73 +33,91 @@ def evaluation_mode(forward_func: object) -> Iterator[None]:
 
     In training mode a prediction is random (dropout) or depends on the other copies in its batch
     (batch-norm, whose statistics it would change too), so its map would mean nothing. Buffers that
-    the model changes in evaluation mode too are given back.
+    the model changes in evaluation mode too are given back. Modules that a function calls are found
+    when it calls them.
     """
-    roots = modules_behind(forward_func)
-    # An exported model stays in the mode that it was exported in.
-    fixed = {part for root in roots for part in root.modules() if exported_with(part)}
-    fixed = {part for module in fixed for part in module.modules()}
-    modules = list(dict.fromkeys(part for root in roots for part in root.modules()))
-    borrowed = _borrow(module for module in modules if module not in fixed)
-    buffers = _kept_buffers(modules)
-    try:
-        if any(_differs_in_training(module) for module in borrowed):
+    borrowed = _Borrowed()
+    roots = _modules_of(forward_func)
+    for root in roots:
+        borrowed.add(root)
+    with ExitStack() as stack:
+        stack.callback(borrowed.give_back)
+        # Compiled modules can't have hooks of all modules.
+        if not any(_is_compiled(part) for root in roots for part in root.modules()):
+            stack.callback(register_module_forward_pre_hook(borrowed.on_call).remove)
+        yield
+
+
+class _Borrowed:
+    """Modules that were put into evaluation mode in this thread, with copies of their buffers."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._seen: set[nn.Module] = set()
+        self._were_training: list[nn.Module] = []
+        #: A module, the name of one of its buffers, the buffer itself, and a copy of its values.
+        self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+        self._has_warned = False
+
+    def on_call(self, module: nn.Module, arguments: Any) -> None:
+        """A module is about to be called, in any thread."""
+        if module not in self._seen and threading.get_ident() == self._thread:
+            self.add(module)
+
+    def add(self, root: nn.Module) -> None:
+        """Put a module and its children into evaluation mode."""
+        # An exported model stays in the mode that it was exported in.
+        exported = (part for part in root.modules() if exported_with(part))
+        fixed = {part for module in exported for part in module.modules()}
+        new = [module for module in root.modules() if module not in self._seen]
+        self._seen.update(new)
+        with _lock:
+            for module in new:
+                if module not in fixed and (module in _borrowers or module.training):
+                    _borrowers[module] = _borrowers.get(module, 0) + 1
+                    module.training = False
+                    self._were_training.append(module)
+        with torch.no_grad():
+            self._buffers += [
+                (module, name, buffer, buffer.clone())
+                for module in new
+                for name, buffer in module.named_buffers(recurse=False)
+                if type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
+            ]
+        if not self._has_warned and any(map(_differs_in_training, self._were_training)):
+            self._has_warned = True
             warn_user(
                 "the model is in training mode, where its predictions are random or depend on "
                 "their batch; it is explained in evaluation mode and put back after. Call "
                 "model.eval() first to silence this."
             )
-        yield
-    finally:
-        _give_back(borrowed)
-        changed = _give_back_buffers(buffers)
+
+    def give_back(self) -> None:
+        """Put all modules back, unless another thread still needs them in evaluation mode."""
+        with _lock:
+            for module in self._were_training:
+                _borrowers[module] -= 1
+                if _borrowers[module] == 0:
+                    del _borrowers[module]
+                    module.training = True
+        changed = []
+        for module, name, buffer, values in self._buffers:
+            now = getattr(module, name, None)
+            if not (isinstance(now, Tensor) and device_sync.are_equal(now, values)):
+                changed.append(f"{type(module).__name__}.{name}")
+            if now is not buffer and not isinstance(module, torch.jit.ScriptModule):
+                setattr(module, name, buffer)
+            if not device_sync.are_equal(buffer, values):
+                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                    buffer.copy_(values)
         if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             warn_user(
-                f"the model changes its own buffers when it is called ({_listed(changed)}), in "
-                "evaluation mode too, so its answers depend on what it was asked before. They are "
-                "as they were again, but the map may be off: use their values without changing "
-                "them, as batch-norm does in evaluation mode"
+                "the model changes its own buffers when it is called "
+                f"({', '.join(changed[:3])}{more}), in evaluation mode too, so its answers depend "
+                "on what it was asked before. They are as they were again, but the map may be off: "
+                "use their values without changing them, as batch-norm does in evaluation mode"
             )
-
-
-def exported_with(forward_func: object) -> list[Tensor]:
-    """The examples that a model from ``torch.export`` was exported with; none for other models."""
-    if not isinstance(forward_func, torch.fx.GraphModule):
-        return []
-    inputs = [node for node in forward_func.graph.nodes if node.op == "placeholder"]
-    examples = [node.meta.get("val") for node in inputs]
-    return [example for example in examples if isinstance(example, Tensor)]
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-#: Modules that are in evaluation mode for as long as someone explains their model, and by how many:
-#: threads may share a model, and the last one puts it back.
-_borrowers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def _borrow(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Put modules into evaluation mode, and return those that were not left so by the user."""
-    with _lock:
-        borrowed = [m for m in modules if m in _borrowers or getattr(m, "training", False)]
-        for module in borrowed:
-            _borrowers[module] = _borrowers.get(module, 0) + 1
-            module.training = False
-    return borrowed
-
-
-def _give_back(modules: Iterable[nn.Module]) -> None:
-    """Put modules back into training mode, unless someone else still needs them as they are."""
-    with _lock:
-        for module in modules:
-            _borrowers[module] -= 1
-            if _borrowers[module] == 0:
-                del _borrowers[module]
-                module.training = True
 
 
 def _differs_in_training(module: nn.Module) -> bool:
@@ -113,163 +127,36 @@ def _differs_in_training(module: nn.Module) -> bool:
     return holds or "Dropout" in type(module).__name__
 
 
-#: A module, the name of one of its buffers, the buffer itself, and a copy of its values.
-_Kept = tuple[nn.Module, str, Tensor, Tensor]
+def _is_compiled(module: object) -> bool:
+    return type(module).__name__ == "OptimizedModule"
 
 
-def _kept_buffers(modules: Iterable[nn.Module]) -> list[_Kept]:
-    with torch.no_grad():
-        return [
-            (module, name, buffer, buffer.clone())
-            for module in modules
-            for name, buffer in module.named_buffers(recurse=False)
-            if type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
-        ]
+def _modules_of(forward_func: object) -> list[nn.Module]:
+    """The model, or the compiled modules that a function names, which can't be seen being called."""
+    model = model_of(forward_func)
+    if model is not None or not isinstance(forward_func, FunctionType):
+        return [] if model is None else [model]
+    named = inspect.getclosurevars(forward_func)
+    held = chain(named.nonlocals.values(), named.globals.values())
+    return [each for each in held if isinstance(each, nn.Module) and _is_compiled(each)]
 
 
-def _give_back_buffers(kept: list[_Kept]) -> list[str]:
-    """Undo what has changed, and name the buffers whose values have."""
-    changed = []
-    for module, name, buffer, values in kept:
-        now = getattr(module, name, None)
-        is_same = now is buffer or isinstance(module, torch.jit.ScriptModule)
-        if not (isinstance(now, Tensor) and device_sync.are_equal(now, values)):
-            changed.append(f"{type(module).__name__}.{name}")
-        if not is_same:
-            setattr(module, name, buffer)
-        if not device_sync.are_equal(buffer, values):
-            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                buffer.copy_(values)
-    return changed
+def model_of(forward_func: object) -> nn.Module | None:
+    """The module behind a model, a method of it, or a partial call of one; None for functions."""
+    function: Any = forward_func
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", function)
+    return owner if isinstance(owner, nn.Module) else None
 
 
-def modules_behind(forward_func: object) -> list[nn.Module]:
-    """The modules that a function calls, as far as one can see: its own, and those in closures,
-    globals that it names, defaults, partial calls, and attributes of objects that it names."""
-    found: dict[int, nn.Module] = {}
-    seen: dict[tuple[int, frozenset[str]], object] = {}
-    #: What is still to be looked at, with the names that the code around it mentions.
-    waiting: list[tuple[object, frozenset[str]]] = [(forward_func, CALLED)]
-    while waiting and len(seen) < MAX_OBJECTS:
-        thing, names = waiting.pop()
-        if isinstance(thing, nn.Module):
-            if id(thing) not in found:
-                found[id(thing)] = thing
-                waiting.extend((module, names) for module in _not_registered(thing))
-        elif (id(thing), names) not in seen:
-            seen[id(thing), names] = thing
-            waiting.extend(_inside(thing, names))
-    if not found:
-        # No name leads to one: whatever the objects hold, then.
-        objects = (each for each in seen.values() if not isinstance(each, ModuleType | type))
-        held = (value for each in objects for value in getattr(each, "__dict__", {}).values())
-        found = {id(value): value for value in held if isinstance(value, nn.Module)}
-    return list(found.values())
-
-
-def _not_registered(root: nn.Module) -> Iterator[nn.Module]:
-    """Modules in plain lists and dicts of a model's own classes, where PyTorch looks for none."""
-    for part in root.modules():
-        if _package(type(part)) in LIBRARIES:
-            continue
-        for name, value in vars(part).items():
-            if name in REGISTERS or not isinstance(value, list | tuple | dict | nn.Module):
-                continue
-            items: Any = value.values() if isinstance(value, dict) else value
-            held = [value] if isinstance(value, nn.Module) else islice(items, MAX_ITEMS)
-            yield from (each for each in held if isinstance(each, nn.Module))
-
-
-def _inside(thing: Any, names: frozenset[str]) -> Iterator[tuple[object, frozenset[str]]]:
-    """What a thing holds, of which code that mentions these names may call something."""
-    if isinstance(thing, partial):
-        for each in (thing.func, *thing.args, *thing.keywords.values()):
-            yield each, names
-    elif isinstance(thing, MethodType):
-        yield thing.__func__, names
-        yield thing.__self__, names | _names_in(thing.__func__)
-    elif isinstance(thing, FunctionType):
-        if _package(thing) not in LIBRARIES or thing.__closure__ or vars(thing):
-            own = CALLED | _names_in(thing)
-            yield from ((each, own) for each in _reached(thing))
-    elif isinstance(thing, Mapping | list | tuple | set | frozenset):
-        items = list(thing.values() if isinstance(thing, Mapping) else thing)[:MAX_ITEMS]
-        yield from ((each, names) for each in items)
-    elif isinstance(thing, ModuleType):
-        if thing.__name__.partition(".")[0] not in LIBRARIES:
-            yield from ((vars(thing)[name], names) for name in names if name in vars(thing))
-    elif not isinstance(thing, type | Tensor | np.ndarray | str | bytes | int | float | None):
-        yield from _attributes(thing, names)
-
-
-def _attributes(thing: object, names: frozenset[str]) -> Iterator[tuple[object, frozenset[str]]]:
-    """The attributes of an object that are mentioned, also by its own methods that are."""
-    if _package(type(thing)) in LIBRARIES:
-        return
-    known, new = set(names), set(names)
-    held: list[object] = []
-    while new:
-        values = [_attribute(thing, name) for name in new]
-        code = [_function_of(value) for value in values]
-        held += [value for value, own in zip(values, code, strict=True) if own is None]
-        held += [each for own in code if own is not None for each in _reached(own)]
-        new = {name for own in code if own is not None for name in _names_in(own)} - known
-        known |= new
-    yield from ((value, frozenset(known)) for value in held if value is not None)
-
-
-def _attribute(thing: object, name: str) -> object:
-    """An attribute without running code to get it."""
-    value = inspect.getattr_static(thing, name, None)
-    return getattr(thing, name, None) if isinstance(value, MemberDescriptorType) else value
-
-
-def _function_of(value: object) -> FunctionType | None:
-    """The code behind a method or a property, as a class holds them."""
-    if isinstance(value, property):
-        value = value.fget
-    elif isinstance(value, staticmethod | classmethod):
-        value = value.__func__
-    return value if isinstance(value, FunctionType) else None
-
-
-def _reached(function: FunctionType) -> Iterator[object]:
-    """What a function can call: what it encloses, its defaults, and the globals that it names."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from vars(function).values()  # what it wraps
-    for name in _global_names(function.__code__):
-        yield function.__globals__.get(name)
-
-
-@lru_cache(maxsize=1024)
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    """The globals that a code names; ``co_names`` has the names of attributes too."""
-    loads = (each for part in _codes(code) for each in dis.get_instructions(part))
-    names = (str(each.argval) for each in loads if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    return tuple(dict.fromkeys(names))
-
-
-def _names_in(function: Callable[..., Any]) -> set[str]:
-    code = getattr(function, "__code__", None)
-    return {name for part in _codes(code) for name in part.co_names} if code else set()
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of those that are written inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _package(thing: Any) -> str:
-    return str(getattr(thing, "__module__", None) or "").partition(".")[0]
+def exported_with(forward_func: object) -> list[Tensor]:
+    """The examples that a model from ``torch.export`` was exported with; none for other models."""
+    if not isinstance(forward_func, torch.fx.GraphModule):
+        return []
+    inputs = [node for node in forward_func.graph.nodes if node.op == "placeholder"]
+    examples = [node.meta.get("val") for node in inputs]
+    return [example for example in examples if isinstance(example, Tensor)]
 
 
 #: The states of all random numbers that a model may draw.

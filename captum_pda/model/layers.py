@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from captum_pda import device_sync
 from captum_pda.model.call import ModelCall
+from captum_pda.model.evaluation_mode import model_of
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
 
 #: A transformer has at most this many tokens (class token, registers) besides its patches.
@@ -346,15 +347,6 @@ class _Candidate:
     module: nn.Module
     layout: MapLayout
     values: Tensor
-
-
-def model_of(forward_func: Callable[..., Any]) -> nn.Module | None:
-    """The module behind a model, a method of it, or a partial call of one; None for functions."""
-    function: Any = forward_func
-    while isinstance(function, partial):
-        function = function.func
-    owner = getattr(function, "__self__", function)
-    return owner if isinstance(owner, nn.Module) else None
 
 
 def named_layer(

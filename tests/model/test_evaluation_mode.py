@@ -11,7 +11,6 @@ from conftest import METHODS, make_images
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA, GradientPDA
-from captum_pda.model.evaluation_mode import modules_behind
 
 IMAGES = make_images(2, 3, 9, 11).float()
 
@@ -165,17 +164,6 @@ def test_a_model_that_is_not_called_is_let_alone():
         explain(EfficientPDA, lambda x: space.NET(x))  # the name of an attribute, not the global
     finally:
         NET.eval()
-
-
-@pytest.mark.parametrize("thing", [len, 3, None, "model", int, torch.relu, F.relu, print])
-def test_what_holds_no_module_holds_none(thing):
-    assert modules_behind(thing) == []
-
-
-def test_things_that_hold_themselves_and_many_others_are_looked_through_in_time():
-    holder = Holder(None)
-    holder.net = [holder, {"a": holder}, list(range(10**6)), *([holder] for _ in range(50))]
-    assert modules_behind(holder) == []
 
 
 class KeepsStatistics(nn.Module):
