@@ -36,10 +36,9 @@ from captum_pda.regions.protocol import Windows
 N_COMPARED = 5
 #: Differences up to this fraction of the spread of the windows' effects are tolerated.
 TOLERANCE = 2e-3
-#: So are differences of this many times the dense engine's own rounding,
+#: So are differences of this many times the dense engine's own rounding, and twice as many units in
+#: the last place.
 TIMES_ROUNDING = 16.0
-#: which is at least this many units in the last place, in single precision.
-UNITS_OF_ROUNDING = 2.0
 #: The user is warned where rounding is a larger fraction of the spread.
 NOISY_ROUNDING = 0.25
 #: The precision of activations that dynamic quantisation rounds to eight bits.
@@ -92,7 +91,9 @@ class AuditedEngine:
         self._example = example
         self._loop = BatchLoop(batch_size, example)
         self._random: np.random.Generator | None = None
-        self._samples: dict[Hashable, _Sample] = {}
+        self._spreads: dict[Hashable, _Spread] = {}
+        #: The copies with the largest random keys of each size: key, size, copy and its scores.
+        self._picked: list[tuple[float, Hashable, Tensor, Tensor]] = []
         self._read: Read
         #: A unit in the last place of the largest output or score, in single precision or better.
         self._last_place = torch.zeros((), device=example.device)
@@ -108,47 +109,50 @@ class AuditedEngine:
         if self._random is None:
             # Other windows in each example, and the same ones whenever it is explained again.
             contents = (self._example, fills[0, len(grid) // 2])
-            seeds = [device_sync.checksum(values) for values in contents]
-            self._random = np.random.default_rng(seeds)
+            self._random = np.random.default_rng(list(map(device_sync.checksum, contents)))
         # Windows of one size have effects of one size; regions of any shape are sampled together.
         size = grid.window if grid.hidden is None else None
-        if size not in self._samples:
-            self._samples[size] = _Sample(self._example, self._random)
-        self._samples[size].add(grid, fills, scores)
+        self._spreads.setdefault(size, _Spread()).add(scores.flatten(0, 1))
+        keys = self._random.random(len(grid))
+        for window in np.argsort(-keys)[:N_COMPARED].tolist():
+            sample = int(self._random.integers(len(fills)))
+            copy = self._example[0].flatten(1).clone()
+            pixels = grid.pick([window]).pixels(fills.device)[0]
+            copy[:, pixels] = fills[sample, window].flatten(1)
+            found = scores[sample, window].clone()
+            self._picked.append((float(keys[window]), size, copy.view_as(self._example[0]), found))
+        self._drop_all_but_some()
         return scores
+
+    def _drop_all_but_some(self) -> None:
+        """Keep the copies with the largest keys, but one of each size."""
+        self._picked.sort(key=lambda pick: -pick[0])
+        sizes = [size for _, size, _, _ in self._picked]
+        firsts = {sizes.index(size) for size in self._spreads}
+        others = [number for number in range(len(sizes)) if number not in firsts]
+        kept = sorted([*firsts, *others[: max(0, N_COMPARED - len(firsts))]])
+        self._picked = [self._picked[number] for number in kept]
 
     def audit(self) -> Audit:
         """Run some of the windows densely too, and compare."""
-        picked = self._picked()
-        if not picked:
+        if not self._picked:
             return Audit()
-        copies, found, spread = (torch.stack(parts) for parts in zip(*picked, strict=True))
+        copies = torch.stack([copy for _, _, copy, _ in self._picked])
+        found = torch.stack([scores for _, _, _, scores in self._picked])
+        spread = torch.stack([self._spreads[size].value() for _, size, _, _ in self._picked])
         expected = self._dense_scores(copies)
-        unit = TIMES_ROUNDING * UNITS_OF_ROUNDING * self._last_place
+        unit = 2 * TIMES_ROUNDING * self._last_place
         size = torch.maximum(spread, unit).clamp_min(torch.finfo(spread.dtype).tiny)
         difference = _difference(found, expected) / size
         largest = device_sync.as_float(difference.max())
         allowed = (unit / size).clamp_min(TOLERANCE)
         if device_sync.as_float((difference / allowed).max()) <= 1:
-            return Audit(len(picked), largest)
+            return Audit(len(copies), largest)
         rounding = self._rounding(copies, expected, size)
         typical = rounding.square().mean().sqrt()
         allowed = torch.maximum(allowed, TIMES_ROUNDING * torch.maximum(rounding, typical))
         agrees = device_sync.as_float((difference / allowed).max()) <= 1
-        return Audit(len(picked), largest, device_sync.as_float(typical), agrees)
-
-    def _picked(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Copies, their scores and the spread: of each size one, the others in proportion."""
-        samples = list(self._samples.values())
-        numbers = [1] * len(samples)
-        while samples and sum(numbers) < N_COMPARED:
-            per_pick = [one.n_copies / number for one, number in zip(samples, numbers, strict=True)]
-            numbers[int(np.argmax(per_pick))] += 1
-        return [
-            (copy, scores, sample.spread())
-            for sample, number in zip(samples, numbers, strict=True)
-            for copy, scores in sample.first(number)
-        ]
+        return Audit(len(copies), largest, device_sync.as_float(typical), agrees)
 
     def _dense_scores(self, copies: Tensor) -> Tensor:
         """The scores of copies (n, C, *space) on the dense engine, (n, columns)."""
@@ -181,53 +185,15 @@ class AuditedEngine:
         return torch.stack(squares).amax(dim=0).sqrt()
 
 
-class _Sample:
-    """Some copies whose windows have one size, and the spread of the scores of all of them.
+class _Spread:
+    """The standard deviation of each column of scores that come in parts."""
 
-    The input is cut into cells, and of each cell a random copy is picked. The cells are those of a
-    lattice with a random shift that continues from the last row to the first: all are equally
-    large, so any copy is as likely as another, and the first few cells are far from each other.
-    """
-
-    def __init__(self, example: Tensor, random: np.random.Generator) -> None:
-        self.n_copies = 0
-        self._example = example
-        self._random = random
-        # The steps that spread points best: powers of the root of x ** (n + 1) = x + 1.
-        n_axes = example.dim() - 2
-        root = max(np.roots([1, *[0] * (n_axes - 1), -1, -1]).real)
-        steps = np.outer(np.arange(N_COMPARED), root ** -np.arange(1.0, n_axes + 1))
-        self._centres = (random.random(n_axes) + steps) % 1
-        #: Of each cell a random key, the copy with the largest key, (C, *space), and its scores.
-        self._picked: dict[int, tuple[float, Tensor, Tensor]] = {}
+    def __init__(self) -> None:
         # About the mean of the first scores: the number, the sum and the sum of squares.
         self._origin: Tensor | None = None
         self._moments: Tensor
 
-    def add(self, windows: Windows, fills: Tensor, scores: Tensor) -> None:
-        """Copies that were run: fills (S, W, C, *window) and scores (S, W, columns)."""
-        self._add_to_spread(scores.flatten(0, 1))
-        self.n_copies += scores.shape[0] * scores.shape[1]
-        slack = np.maximum(np.array(windows.space) - np.array(windows.window), 1)
-        apart = np.abs(windows.corner_array[:, None] / slack - self._centres)
-        cells = (np.minimum(apart, 1 - apart) ** 2).sum(2).argmin(axis=1)
-        keys = self._random.random(len(windows))
-        for cell in set(cells.tolist()):
-            window = int(np.where(cells == cell, keys, -1).argmax())
-            if cell in self._picked and keys[window] <= self._picked[cell][0]:
-                continue
-            sample = int(self._random.integers(len(fills)))
-            copy = self._example[0].flatten(1).clone()
-            pixels = windows.pick([window]).pixels(fills.device)[0]
-            copy[:, pixels] = fills[sample, window].flatten(1)
-            found = scores[sample, window].clone()
-            self._picked[cell] = float(keys[window]), copy.view(self._example.shape[1:]), found
-
-    def first(self, number: int) -> list[tuple[Tensor, Tensor]]:
-        """The copies of the first cells, with their scores."""
-        return [self._picked[cell][1:] for cell in sorted(self._picked)[:number]]
-
-    def _add_to_spread(self, scores: Tensor) -> None:
+    def add(self, scores: Tensor) -> None:
         """More rows, (n, columns); values that are not finite do not count."""
         finite = torch.isfinite(scores)
         if self._origin is None:
@@ -236,12 +202,10 @@ class _Sample:
             dtype = torch.promote_types(scores.dtype, torch.float32)
             self._moments = scores.new_zeros(3, scores.shape[1], dtype=dtype)
         values = torch.where(finite, scores - self._origin, 0)
-        self._moments += torch.stack(
-            [finite.sum(dim=0), values.sum(dim=0), values.square().sum(dim=0)]
-        )
+        self._moments += torch.stack([finite.sum(0), values.sum(0), values.square().sum(0)])
 
-    def spread(self) -> Tensor:
-        """The standard deviation of each column, 0 where there is one row only."""
+    def value(self) -> Tensor:
+        """0 where there is one row only."""
         count, total, squares = self._moments
         count = count.clamp_min(1)
         variance: Tensor = squares / count - (total / count).square()

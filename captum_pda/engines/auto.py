@@ -7,7 +7,6 @@ import operator
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from captum_pda.engines.protocol import (
     IncrementalError,
     PreparedEngine,
     Read,
-    audit_of,
 )
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_choice
@@ -86,70 +84,66 @@ class PreparedAuto:
         self._auto = auto
         self._arguments = (forward, example, batch_size)
         self._kind = (example.shape, example.dtype, example.device)
+        self._dense = DenseEngine().prepare(*self._arguments)
+        self._incremental: AuditedEngine | None = None
         self._copies: Counter[tuple[int, ...]] = Counter()
-        self._pieces: _Pieces | None = None
+        self._call: _Call | None = None
         #: How long a copy takes densely, whatever its windows; None until it was measured.
         self._dense_seconds: float | None = None
-
-    @cached_property
-    def _dense(self) -> PreparedEngine:
-        return DenseEngine().prepare(*self._arguments)
-
-    @cached_property
-    def _incremental(self) -> AuditedEngine:
-        return AuditedEngine(IncrementalEngine().prepare(*self._arguments), *self._arguments)
-
-    @property
-    def _has_run_incrementally(self) -> bool:
-        return "_incremental" in vars(self)
 
     @property
     def unfinished(self) -> Tensor | None:
         """While ``scores`` runs, what it will return, with NaN for what is still to come."""
-        return None if self._pieces is None else self._pieces.unfinished
+        return None if self._call is None else self._call.unfinished
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        pieces = self._pieces = _Pieces(grid, fills, read, advance)
-        report = self._choice(pieces)
-        self._copies[grid.window] += pieces.n_copies
+        call = self._call = _Call(grid, fills, read, advance)
+        report = self._choice(call)
+        self._copies[grid.window] += call.n_copies
         if report.engine == "incremental":
             try:
-                pieces.finish(self._incremental)
+                call.finish(self._incremental_engine())
             except IncrementalError as error:  # the model does something else with other values
                 report = EngineReport("dense", f"{FAILED}: {error}")
                 self._auto.choices[(*self._kind, grid.window)] = report
         if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
             self._auto.report = report
-        scores = pieces.finish(self._dense)
-        self._pieces = None
+        scores = call.finish(self._dense)
+        self._call = None
         return scores
 
     def audit(self) -> Audit:
         """How the incremental engine's windows compare with the dense engine's."""
-        audit = audit_of(self._incremental) if self._has_run_incrementally else Audit()
+        audit = Audit() if self._incremental is None else self._incremental.audit()
         if not audit.agrees:
             # From now on windows of these shapes are run densely at once.
             for window in self._copies:
                 self._auto.choices[(*self._kind, window)] = EngineReport("dense", DISAGREED_BEFORE)
         return audit
 
-    def _choice(self, pieces: _Pieces) -> EngineReport:
+    def _incremental_engine(self) -> AuditedEngine:
+        if self._incremental is None:
+            prepared = IncrementalEngine().prepare(*self._arguments)
+            self._incremental = AuditedEngine(prepared, *self._arguments)
+        return self._incremental
+
+    def _choice(self, call: _Call) -> EngineReport:
         """Which engine runs windows of this shape, and why."""
-        window = pieces.grid.window
+        window = call.grid.window
         report = self._auto.choices.get((*self._kind, window))
         if report is not None:
             return report
-        if pieces.n_copies < FEWEST_COPIES:
+        if call.n_copies < FEWEST_COPIES:
             return EngineReport("dense", TOO_FEW)
         report = self._known_of_others(window)
         if report is None:
             if self._dense_seconds is None:
-                self._dense_seconds = pieces.seconds_per_copy(self._dense, PROBE)
-            dense_seconds = self._dense_seconds * pieces.n_copies
+                self._dense_seconds = call.seconds_per_copy(self._dense, PROBE)
+            dense_seconds = self._dense_seconds * call.n_copies
             # With the unperturbed maps at hand, another size is tried at the cost of one batch.
-            if dense_seconds < self._auto.min_seconds and not self._has_run_incrementally:
+            if dense_seconds < self._auto.min_seconds and self._incremental is None:
                 return EngineReport("dense", TOO_FEW)
-            report = self._try(pieces, self._dense_seconds)
+            report = self._try(call, self._dense_seconds)
         self._auto.choices[(*self._kind, window)] = report
         return report
 
@@ -170,15 +164,15 @@ class PreparedAuto:
                 return replace(report, reason=f"{FASTER}, as for windows of {other}")
         return None
 
-    def _try(self, pieces: _Pieces, dense_seconds: float) -> EngineReport:
+    def _try(self, call: _Call, dense_seconds: float) -> EngineReport:
         """Run some windows incrementally, and compare the time."""
-        is_first = not self._has_run_incrementally
-        engine = self._incremental
-        n_timed = min(FEWEST_COPIES, max(PROBE, pieces.n_copies // 16))
+        is_first = self._incremental is None
+        engine = self._incremental_engine()
         try:
             if is_first:
-                pieces.seconds_per_copy(engine, PROBE)
-            seconds = pieces.seconds_per_copy(engine, n_timed)
+                call.seconds_per_copy(engine, PROBE)
+            n_timed = min(FEWEST_COPIES, max(PROBE, call.n_copies // 16))
+            seconds = call.seconds_per_copy(engine, n_timed)
         except Exception as error:  # any error of the model; if it is its own, dense raises it too
             return EngineReport("dense", f"{FAILED}: {error}")
         speed_up = dense_seconds / max(seconds, 1e-9)
@@ -188,8 +182,8 @@ class PreparedAuto:
         return EngineReport("incremental", FASTER, speed_up, went_dense)
 
 
-class _Pieces:
-    """The windows of one call of ``scores``, run piece by piece on one engine or the other."""
+class _Call:
+    """The windows of one call of ``scores``, of which either engine runs some."""
 
     def __init__(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> None:
         self.grid = grid
@@ -198,15 +192,13 @@ class _Pieces:
         self._read = read
         self._advance = advance
         self._scores: Tensor | None = None
-        self._is_done = np.zeros(len(grid), dtype=bool)
+        # Windows in the middle go first: they are timed.
+        self._waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
         self._running: tuple[PreparedEngine, Tensor] | None = None
 
     def seconds_per_copy(self, engine: PreparedEngine, n_copies: int) -> float:
-        """Run some windows from the middle on, and measure the time that a copy takes."""
-        n_windows = -(-n_copies // len(self._fills))
-        waiting = np.flatnonzero(~self._is_done)
-        later = waiting[waiting >= len(self.grid) // 2]
-        numbers = (later if len(later) >= n_windows else waiting)[:n_windows]
+        """Run some windows, and measure the time that a copy takes."""
+        numbers = self._waiting[: -(-n_copies // len(self._fills))]
         device_sync.wait(self._fills)
         start = _now(self._fills.device)
         self._run(engine, numbers)
@@ -216,7 +208,7 @@ class _Pieces:
 
     def finish(self, engine: PreparedEngine) -> Tensor:
         """Run what is left, and return the scores of all windows, (S, W, columns)."""
-        self._run(engine, np.flatnonzero(~self._is_done))
+        self._run(engine, np.sort(self._waiting))
         if self._scores is None:
             raise ValueError("the grid has no windows")
         return self._scores
@@ -229,22 +221,21 @@ class _Pieces:
         are_all = len(numbers) == len(self.grid)
         grid = self.grid if are_all else self.grid.pick(numbers.tolist())
         fills = self._fills if are_all else self._fills[:, picked]
-        n_advanced = 0
+        advanced: list[int] = []
 
         def advance(n_copies: int) -> None:
-            nonlocal n_advanced
-            n_advanced += n_copies
+            advanced.append(n_copies)
             self._advance(n_copies)
 
         self._running = engine, picked
         try:
             found = engine.scores(grid, fills, self._read, advance)
         except Exception:
-            self._advance(-n_advanced)  # another engine may run them again
+            self._advance(-sum(advanced))  # another engine may run them again
             raise
         self._running = None
         self._put(picked, found)
-        self._is_done[numbers] = True
+        self._waiting = self._waiting[~np.isin(self._waiting, numbers)]
 
     @property
     def unfinished(self) -> Tensor | None:

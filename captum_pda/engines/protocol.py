@@ -27,14 +27,9 @@ RunBatch: TypeAlias = Callable[[Rows], Tensor]
 
 
 class BatchSize:
-    """A batch size that is chosen automatically, and halved when memory runs out.
+    """The most copies at once, by default chosen by the numbers that go into the model with each.
 
-    Args:
-        rows: the most copies at once; None chooses by the size of an example.
-        values: how many numbers go into the model with each copy, if more than the perturbed
-            tensor's.
-
-    It is shared by all examples of one call, so that memory runs out only once.
+    It is halved when memory runs out, and shared by all examples of one call: that happens once.
     """
 
     def __init__(self, rows: int | None = None, values: int = 1) -> None:
@@ -42,10 +37,7 @@ class BatchSize:
         self._values = values
 
     def rows_for(self, example: Tensor, times: int = 1) -> int:
-        """The number of copies of this example to run at once.
-
-        An automatic choice is multiplied by ``times``, for copies that are not held in full.
-        """
+        """How many copies to run at once; ``times`` as many where they are not held in full."""
         if self._rows is not None:
             return self._rows
         in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
@@ -79,21 +71,8 @@ class BatchLoop:
     There are no gradients. Inference mode would save no time that can be measured, and a tensor
     that the model keeps, such as a positional code, could not be used for training later.
 
-    Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far.
-
-    Args:
-        batch_size: how many rows at once.
-        example: one row of what goes into the model, (1, C, *space).
-        times: by how much an automatic batch size is multiplied, for rows that are not held in
-            full.
-        before_retry: called before rows are run again, to free what was held for them.
-
-    What runs a batch reads ``channels_last`` to lay out its rows.
-
-    Example::
-
-        >>> loop = BatchLoop(BatchSize(), image)
-        >>> scores = loop.run(50, lambda rows: read(model(copies(rows))))
+    Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far. What
+    runs a batch reads ``channels_last`` to lay out its rows.
     """
 
     def __init__(
@@ -123,17 +102,8 @@ class BatchLoop:
         run_batch: RunBatch,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Tensor:
-        """Run all rows, some at a time.
-
-        Args:
-            rows: how many there are, or the numbers 0, 1, ... of all of them in the order to run.
-            run_batch: from the numbers of some rows to what is kept of each, (rows, columns); it
-                reads the model's outputs.
-            advance: called with the number of rows after each batch.
-
-        Returns:
-            (rows, columns): what was kept, in the order of the rows' numbers.
-        """
+        """Run all rows, or those of these numbers 0, 1, ... in this order; returns what
+        ``run_batch`` keeps of each, (rows, columns), in the order of their numbers."""
         order = np.arange(rows, dtype=np.int64) if isinstance(rows, int) else rows
         results: Tensor | None = None
         done = 0
