@@ -49,11 +49,6 @@ def operator_schemas(func: Callable[..., Any]) -> list[Any]:
     return []
 
 
-def named_schemas(name: str) -> list[Any]:
-    """What PyTorch's own operation of this name takes, a schema for each overload."""
-    return list(torch._C._jit_get_schemas_for_operator(f"aten::{name}"))
-
-
 def default_store() -> Any:
     """The store that the default process group was made with."""
     return dist.distributed_c10d._get_default_store()
@@ -133,7 +128,6 @@ def _update_stance() -> None:
 __all__ = [
     "default_store",
     "make_wrapper_subclass",
-    "named_schemas",
     "nn_functions",
     "operator_schemas",
     "version",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,44 +33,6 @@ from captum_pda.model.outputs import (
     one_row_each,
     scores_of,
 )
-
-
-class Call(Protocol):
-    """A model as a function of tensors whose regions are hidden."""
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors whose regions are hidden, each (N, C, *space)."""
-        ...
-
-    @property
-    def is_tuple(self) -> bool:
-        """Whether attributions are a tuple, one for each of the ``inputs``."""
-        ...
-
-    @property
-    def given(self) -> tuple[Tensor, ...]:
-        """The tensors that the user gave."""
-        ...
-
-    @property
-    def values_per_example(self) -> int:
-        """How many numbers go into the model with each example."""
-        ...
-
-    @property
-    def seconds_per_pass(self) -> float:
-        """About how long the model takes for one example; 0 where it was not measured."""
-        ...
-
-    def unperturbed(self) -> Tensor:
-        """The model's outputs with nothing hidden, (N, ...)."""
-        ...
-
-    def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
-        """A function from copies of one example's tensor ``position`` to the model's outputs."""
-        ...
-
 
 #: Up to this many arguments are tried both divided among the examples and whole.
 MAX_ARGUMENTS = 4
@@ -179,12 +141,7 @@ class ModelCall:
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
         """The model's outputs for as many copies of one example's tensors, by their positions."""
         n_copies = len(next(iter(copies.values())))
-        return self._one_row_each(
-            [
-                copies[number] if number in copies else self._repeat(number, example, n_copies)
-                for number in range(len(self._arguments))
-            ]
-        )
+        return self._one_row_each(self._copies(example, n_copies, copies))
 
     def repeated(self, example: int, n_copies: int) -> Any:
         """What the model returns for copies of one example as it is."""
@@ -197,16 +154,7 @@ class ModelCall:
         arguments of N rows, two passes of some more rows.) Where it gives something else, further
         passes tell why: an argument is not divided among the examples after all; the model is
         random, which is said; it looks at its batch, so copies are run one at a time; or it takes
-        no other number of examples.
-
-        Args:
-            outputs: the model's outputs for the inputs as they are, (N, ...).
-
-        Returns:
-            The outputs that those of copies are to be compared with.
-
-        Raises:
-            ValueError: an argument belongs to examples in a way that cannot be seen.
+        no other number of examples. Returns what the outputs of copies are to be compared with.
         """
         self._keep_own_random()
         n_rows = self._telling_count(outputs)
@@ -340,13 +288,16 @@ class ModelCall:
             "time"
         ) from error
 
-    def _gives_each(self, outputs: Tensor, n_rows: int) -> bool:
-        """Whether copies of an example all give what it gives in the batch."""
+    def _gives_each(self, outputs: Tensor, n_rows: int, beside_changed: bool = False) -> bool:
+        """Whether an example gives among copies, or changed copies, what it gives in the batch."""
         try:
-            for example in self._telling_examples():
-                copies = self._one_row_each(self._copies(example, n_rows))
-                expected = outputs[example : example + 1].expand_as(copies)
-                if not agree(copies, expected, outputs):
+            for n in self._telling_examples():
+                found = (
+                    self._among(n, n_rows)
+                    if beside_changed
+                    else self._one_row_each(self._copies(n, n_rows))
+                )
+                if not agree(found[-1:], outputs[n : n + 1], found):
                     return False
         except Exception:
             return False
@@ -356,21 +307,13 @@ class ModelCall:
         """Find which arguments have rows for the examples, if some have as many by chance."""
         before = self._is_row
         unclear = [n for n in range(len(self.inputs), len(before)) if before[n]][:MAX_ARGUMENTS]
-        examples = self._telling_examples()
         for count in range(1, len(unclear) + 1):
             for whole in combinations(unclear, count):
                 self._is_row = tuple(is_row and n not in whole for n, is_row in enumerate(before))
-                if self._fits(outputs, examples, n_rows):
+                if self._gives_each(outputs, n_rows, beside_changed=True):
                     return True
         self._is_row = before
         return False
-
-    def _fits(self, outputs: Tensor, examples: list[int], n_rows: int) -> bool:
-        try:
-            tried = [(n, self._among(n, n_rows)) for n in examples]
-        except Exception:
-            return False
-        return all(agree(found[-1:], outputs[n : n + 1], found) for n, found in tried)
 
     def _check_arguments(self, error: Exception | None) -> None:
         """Refuse arguments that belong to examples, unless the examples alone are the reason."""
@@ -389,33 +332,49 @@ class ModelCall:
             "functools.partial or a lambda. Or explain one example at a time"
         ) from error
 
-    def _copies(self, example: int, n_copies: int) -> list[Any]:
-        return [self._repeat(number, example, n_copies) for number in range(len(self._arguments))]
-
-    def _repeat(self, number: int, example: int, n_copies: int) -> Any:
-        """An argument for copies of an example, which the model may write into."""
-        argument = self._arguments[number]
-        if not self._is_row[number]:
-            return argument.clone() if isinstance(argument, Tensor) else argument
-        row = argument[example : example + 1]
-        return row.expand(n_copies, *row.shape[1:]).clone(memory_format=torch.contiguous_format)
+    def _copies(
+        self, example: int, n_copies: int, given: Mapping[int, Tensor] | None = None
+    ) -> list[Any]:
+        """The arguments for copies of an example, which the model may write into."""
+        copies: list[Any] = []
+        for number, argument in enumerate(self._arguments):
+            if given and number in given:
+                copies.append(given[number])
+            elif self._is_row[number]:
+                row = argument[example : example + 1]
+                rows = row.expand(n_copies, *row.shape[1:])
+                copies.append(rows.clone(memory_format=torch.contiguous_format))
+            else:
+                copies.append(argument.clone() if isinstance(argument, Tensor) else argument)
+        return copies
 
     def _one_row_each(self, arguments: Sequence[Any]) -> Tensor:
         n_rows = len(arguments[0])
         try:
             return one_row_each(self._run(*arguments), n_rows)
         except (RuntimeError, ValueError) as error:
-            if self._only is not None or not may_be_fixed(self.forward_func, error):
+            # A traced model may take one number of examples only, that of the inputs.
+            is_traced = isinstance(self.forward_func, torch.jit.ScriptModule)
+            if self._only is not None or not is_traced or "memory" in str(error).lower():
                 raise
-        # The model has taken the inputs as they are: as many at a time, then.
         self._only = len(self.inputs[0])
         return one_row_each(self._run(*arguments), n_rows)
 
     def _run(self, *arguments: Any) -> Any:
         """What the model returns, called with as many rows at a time as it takes."""
-        if self._only is None or self._only == len(arguments[0]):
+        n_rows, size = len(arguments[0]), self._only
+        if size is None or size == n_rows:
             return self._call(*arguments)
-        return run_in_batches(self._call, arguments, self._is_row, self._only)
+        outputs = []
+        for start in range(0, n_rows, size):
+            # The last batch is filled up with its last row.
+            rows = torch.arange(start, start + size).clamp_max(n_rows - 1)
+            some = [
+                each[rows.to(each.device)] if is_row else each
+                for each, is_row in zip(arguments, self._is_row, strict=True)
+            ]
+            outputs.append(one_row_each(self._call(*some), size)[: n_rows - start].clone())
+        return torch.cat(outputs)
 
     def _call(self, *arguments: Any) -> Any:
         """Call the model; what it draws does not move the user's random numbers.
@@ -557,37 +516,3 @@ def exported_batch_size(forward_func: Callable[..., Any]) -> int | None:
     sizes = [example.shape[0] for example in examples if example.dim() > 0]
     # A size that may vary is a symbol.
     return int(sizes[0]) if sizes and type(sizes[0]) is int else None
-
-
-def may_be_fixed(forward_func: Callable[..., Any], error: Exception) -> bool:
-    """Whether an error may come from another number of examples than a model was traced with."""
-    return isinstance(forward_func, torch.jit.ScriptModule) and "memory" not in str(error).lower()
-
-
-def run_in_batches(
-    forward_func: Callable[..., Any], arguments: Sequence[Any], is_row: Sequence[bool], size: int
-) -> Tensor:
-    """Call a model with exactly ``size`` rows at a time; the last batch is filled up.
-
-    Args:
-        forward_func: the model.
-        arguments: what to call it with.
-        is_row: which of the arguments have a row for each example.
-        size: how many rows the model takes.
-    """
-    n_rows = next(len(each) for each, rows in zip(arguments, is_row, strict=True) if rows)
-    outputs = []
-    for start in range(0, n_rows, size):
-        some = [
-            _filled_up(each[start : start + size], size) if rows else each
-            for each, rows in zip(arguments, is_row, strict=True)
-        ]
-        outputs.append(one_row_each(forward_func(*some), size)[: n_rows - start].clone())
-    return torch.cat(outputs)
-
-
-def _filled_up(rows: Tensor, size: int) -> Tensor:
-    """As many rows, with the last one repeated."""
-    if len(rows) == size:
-        return rows
-    return torch.cat([rows, rows[-1:].expand(size - len(rows), *rows.shape[1:])])

@@ -132,7 +132,7 @@ def _is_compiled(module: object) -> bool:
 
 
 def _modules_of(forward_func: object) -> list[nn.Module]:
-    """The model, or the compiled modules that a function names, which can't be seen being called."""
+    """The model, or the compiled modules that a function names, whose calls can't be seen."""
     model = model_of(forward_func)
     if model is not None or not isinstance(forward_func, FunctionType):
         return [] if model is None else [model]

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -70,36 +70,21 @@ def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | No
     Returns:
         None for a tensor without a feature map, such as pooled features.
     """
+    #: Of square patches of every side.
+    grids = [tuple(size // side for size in space) for side in range(1, min(space) + 1)]
     if len(shape) == len(space) + 2:
         first, last = shape[2:], shape[1:-1]
-        if not _in_proportion(first, space) and _patch_grid(last, space):
+        if not _in_proportion(first, space) and last in grids:
             return MapLayout(last, kind="channels last")
         return MapLayout(first)
-    if len(shape) == 3 and len(space) == 2:
-        return _token_layout(shape[1], space)
-    return None
-
-
-def in_proportion(layout: MapLayout, space: tuple[int, ...]) -> bool:
-    """Whether a map is a smaller picture of the input, which a table of attention is not."""
-    return _in_proportion(layout.space, space)
-
-
-def _token_layout(n_tokens: int, space: tuple[int, ...]) -> MapLayout | None:
-    """The grid of square patches that gives this number of tokens, with the fewest extra ones."""
-    found = []
-    for side in range(1, min(space) + 1):
-        grid = tuple(size // side for size in space)
-        extra = n_tokens - math.prod(grid)
-        if 0 <= extra <= MOST_EXTRA_TOKENS and math.prod(grid) > 1:
-            found.append(MapLayout(grid, extra, "tokens"))
+    if len(shape) != 3 or len(space) != 2:
+        return None
+    found = [
+        MapLayout(grid, shape[1] - math.prod(grid), "tokens")
+        for grid in grids
+        if 0 <= shape[1] - math.prod(grid) <= MOST_EXTRA_TOKENS and math.prod(grid) > 1
+    ]
     return min(found, key=lambda layout: layout.extra, default=None)
-
-
-def _patch_grid(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
-    """Whether places are those of patches of one side."""
-    sides = range(1, min(space) + 1)
-    return any(tuple(size // side for size in space) == tuple(places) for side in sides)
 
 
 def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
@@ -112,35 +97,24 @@ def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
 Exchange: TypeAlias = Callable[[Any], Any]
 
 
-@dataclass
-class Visits:
-    """How often a layer was called."""
-
-    count: int = 0
-    thread: int = field(default_factory=threading.get_ident)
-
-
 @contextmanager
-def exchanged(layer: nn.Module, at_input: bool, exchange: Exchange) -> Iterator[Visits]:
+def exchanged(layer: nn.Module, at_input: bool, exchange: Exchange) -> Iterator[list[None]]:
     """Let ``exchange`` see what a layer returns, or (``at_input``) what it is called with.
 
-    Only calls from this thread count: others may run the same model meanwhile.
+    Only calls from this thread count, each an entry of the list: others may run the same model
+    meanwhile.
     """
-    visits = Visits()
+    visits: list[None] = []
+    thread = threading.get_ident()
 
-    def visited() -> bool:
-        own = threading.get_ident() == visits.thread
-        visits.count += own
-        return own
-
-    def after(module: nn.Module, arguments: Any, output: Any) -> Any:
-        return exchange(output) if visited() else None
-
-    def before(module: nn.Module, arguments: Any) -> Any:
-        return exchange(arguments) if visited() else None
+    def hook(module: nn.Module, *seen: Any) -> Any:
+        if threading.get_ident() != thread:
+            return None
+        visits.append(None)
+        return exchange(seen[-1])
 
     handle = (
-        layer.register_forward_pre_hook(before) if at_input else layer.register_forward_hook(after)
+        layer.register_forward_pre_hook(hook) if at_input else layer.register_forward_hook(hook)
     )
     try:
         yield visits
@@ -189,8 +163,8 @@ class LayerCall:
         n_passes = len(call.given[0]) if call.one_at_a_time else 1
         with exchanged(layer.module, layer.at_input, partial(_keep, returned)) as visits:
             self._outputs = call.as_given()
-        if visits.count != n_passes:
-            raise ValueError(_called_otherwise(layer, visits.count // n_passes))
+        if len(visits) != n_passes:
+            raise ValueError(_called_otherwise(layer, len(visits) // n_passes))
         values = _joined(returned)
         self.is_tuple = isinstance(values, tuple | list) and not (
             layer.at_input and len(values) == 1
@@ -204,9 +178,15 @@ class LayerCall:
             if (layout := _layout(item, len(call.given[0]), space)) is not None
         ]
         if not self._maps:
+            found = " and ".join(
+                f"a tensor of shape {tuple(item.shape)}"
+                if isinstance(item, Tensor)
+                else type(item).__name__
+                for item in items
+            )
             raise ValueError(
-                f"layer {layer.name!r} holds no spatial feature map: it has "
-                f"{_described(items)}; choose a layer before pooling and flattening"
+                f"layer {layer.name!r} holds no spatial feature map: it has {found}; choose a "
+                "layer before pooling and flattening"
             )
         self.inputs = tuple(
             layout.to_map(items[place]).contiguous() for place, layout in self._maps
@@ -236,8 +216,8 @@ class LayerCall:
         n_copies = 1 if rest_only else len(maps)
         with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
             outputs = self._call.repeated(example, n_copies)
-        if visits.count != 1:
-            raise ValueError(_called_otherwise(self.layer, visits.count))
+        if len(visits) != 1:
+            raise ValueError(_called_otherwise(self.layer, len(visits)))
         return one_row_each(outputs, len(maps))
 
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
@@ -307,16 +287,6 @@ def _repeated(item: Any, n_copies: int) -> Any:
     return item.expand(n_copies, *item.shape[1:]).clone()
 
 
-def _described(items: Any) -> str:
-    found = (
-        f"a tensor of shape {tuple(item.shape)}"
-        if isinstance(item, Tensor)
-        else type(item).__name__
-        for item in items
-    )
-    return " and ".join(found)
-
-
 def _called_otherwise(layer: Layer, count: int) -> str:
     if count > 1:
         return (
@@ -339,14 +309,6 @@ MAX_INFLUENTIAL_MAPS = 3
 
 class NoFeatureMapError(ValueError):
     """A model has no layer whose feature map can be explained."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    name: str
-    module: nn.Module
-    layout: MapLayout
-    values: Tensor
 
 
 def named_layer(
@@ -392,10 +354,10 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
     influential: list[LayerCall] = []
     with torch.no_grad():
         found = _candidates(model, call)
-        enough = [each for each in found if _n_places(each) >= MIN_PLACES]
-        for candidate in (enough or found)[: -MAX_TESTED_MAPS - 1 : -1]:
-            if _has_influence(candidate, call):
-                influential.append(LayerCall(call, Layer(candidate.module, candidate.name)))
+        enough = [each for each in found if math.prod(each[1].space) >= MIN_PLACES]
+        for layer, layout, values in (enough or found)[: -MAX_TESTED_MAPS - 1 : -1]:
+            if _has_influence(layer.module, layout, values, call):
+                influential.append(LayerCall(call, layer))
                 if influential[-1].runs_rest_only:
                     return influential[-1]
                 if len(influential) == MAX_INFLUENTIAL_MAPS:
@@ -408,61 +370,47 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
     )
 
 
-def _candidates(model: nn.Module, call: ModelCall) -> list[_Candidate]:
+def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayout, Tensor]]:
     """The modules that return a feature map, in the order in which they return."""
-    returned: list[tuple[str, nn.Module, Any]] = []
+    returned: list[tuple[Layer, Any]] = []
 
-    def keep(name: str, module: nn.Module, values: Any) -> None:
-        returned.append((name, module, values))
+    def keep(layer: Layer, values: Any) -> None:
+        returned.append((layer, values))
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hooks.enter_context(exchanged(module, False, partial(keep, name, module)))
+                hooks.enter_context(exchanged(module, False, partial(keep, Layer(module, name))))
         outputs = scores_of(call.repeated(0, 1))
     space = tuple(call.given[0].shape[2:])
-    names = [name for name, _, _ in returned]
-    tokens = {values.shape[1] for _, _, values in returned if _is_tensor(values, 3)}
-    return [
-        _Candidate(name, module, layout, values)
-        for name, module, values in returned
-        if names.count(name) == 1
-        and values is not outputs
-        and (layout := _map_layout(values, space, tokens)) is not None
-    ]
+    names = [layer.name for layer, _ in returned]
+    tensors = [values for _, values in returned if isinstance(values, Tensor)]
+    tokens = {values.shape[1] for values in tensors if values.dim() == 3}
+    found = []
+    for layer, values in returned:
+        layout = _layout(values, 1, space)
+        if names.count(layer.name) > 1 or values is outputs or layout is None:
+            continue
+        # A square with the side of a transformer's tokens is its table of attention.
+        is_attention = layout.kind == "channels first" and set(layout.space) <= tokens
+        if _in_proportion(layout.space, space) and not (is_attention and len(space) > 1):
+            found.append((layer, layout, values))
+    return found
 
 
-def _is_tensor(values: Any, dims: int) -> bool:
-    return isinstance(values, Tensor) and values.dim() == dims
-
-
-def _map_layout(values: Any, space: tuple[int, ...], tokens: set[int]) -> MapLayout | None:
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.dim() < 3:
-        return None
-    layout = map_layout(tuple(values.shape), space)
-    if layout is None or max(layout.space) < 2 or not in_proportion(layout, space):
-        return None
-    # A square with the side of a transformer's tokens is its table of attention.
-    is_attention = layout.kind == "channels first" and set(layout.space) <= tokens
-    return None if is_attention and len(space) > 1 else layout
-
-
-def _n_places(candidate: _Candidate) -> int:
-    return int(torch.Size(candidate.layout.space).numel())
-
-
-def _has_influence(candidate: _Candidate, call: ModelCall) -> bool:
+def _has_influence(module: nn.Module, layout: MapLayout, values: Tensor, call: ModelCall) -> bool:
     """Whether the outputs change when noise is added to the places of a map."""
-    maps = candidate.layout.to_map(candidate.values.clone())
-    before, after = (
-        _outputs_with(candidate, call, changed) for changed in (maps, with_noise(maps, 1))
-    )
+    maps = layout.to_map(values.clone())
+    outputs = []
+    for changed in (maps, with_noise(maps, 1)):
+        put = layout.put(changed, values).clone()
+        with exchanged(module, False, partial(lambda put, _: put, put)):
+            outputs.append(one_row_each(call.repeated(0, 1), 1))
+    before, after = outputs
     # Both are the same single pass, so hardly anything but the noise can tell them apart.
     tolerance = unit_of_rounding(before) * device_sync.as_float(before.abs().max())
     return device_sync.is_true(((after - before).abs() > tolerance).any())
 
 
-def _outputs_with(candidate: _Candidate, call: ModelCall, maps: Tensor) -> Tensor:
-    values = candidate.layout.put(maps, candidate.values)
-    with exchanged(candidate.module, False, lambda _: values.clone()):
-        return one_row_each(call.repeated(0, 1), 1)
+#: A model as a function of tensors whose regions are hidden: its inputs, or a layer's maps.
+Call: TypeAlias = ModelCall | LayerCall

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.engines import DenseEngine, Engine
-from captum_pda.model.call import Call, ModelCall
+from captum_pda.model.call import ModelCall
+from captum_pda.model.layers import Call
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for

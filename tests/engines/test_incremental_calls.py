@@ -11,7 +11,6 @@ from incremental_checks import assert_same, both_engines
 from torch import Tensor, nn
 
 from captum_pda import WindowGrid
-from captum_pda.engines.incremental.rules import RULES, NoRule, arrange
 
 GRID = WindowGrid((8, 9), (3, 2), (2, 3))
 EXAMPLE = torch.randn(1, 2, 8, 9, dtype=torch.float64)
@@ -85,12 +84,3 @@ def test_a_convolution_in_half_precision_before_a_batch_norm_in_single() -> None
     model = nn.Sequential(nn.Conv2d(2, 4, 3).bfloat16(), nn.BatchNorm2d(4), nn.Flatten()).eval()
     found, expected, _ = both_engines(model, EXAMPLE.bfloat16(), GRID)
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
-
-
-def test_arguments_that_no_form_has_are_no_rule() -> None:
-    transpose = RULES[torch.transpose]
-    by_name = {"dim0": 1, "dim1": 2}
-    assert arrange(transpose, torch.transpose, (1,), by_name) == ((1,), by_name)
-    for args, kwargs in [((1,), {"sizes": 2}), ((1, 2, 3, 4), {}), ((1,), {"dim0": 2})]:
-        with pytest.raises(NoRule, match="a form"):
-            arrange(transpose, torch.transpose, args, kwargs)

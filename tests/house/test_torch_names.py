@@ -151,17 +151,6 @@ def test_an_operation_says_what_it_writes():
     assert _torch.operator_schemas(torch.add) == []
 
 
-def test_an_operation_says_what_it_takes():
-    """``torch._C._jit_get_schemas_for_operator``, and what its arguments tell of themselves."""
-    (schema,) = _torch.named_schemas("permute")
-    assert [argument.name for argument in schema.arguments] == ["self", "dims"]
-    (schema,) = _torch.named_schemas("layer_norm")
-    eps = schema.arguments[4]
-    assert (eps.name, eps.kwarg_only, eps.has_default_value()) == ("eps", False, True)
-    assert eps.default_value == 1e-5
-    assert _torch.named_schemas("there is no such operation") == []
-
-
 def test_the_default_store_counts(tmp_path):
     """``torch.distributed.distributed_c10d._get_default_store``."""
     dist.init_process_group(

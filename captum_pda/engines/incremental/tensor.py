@@ -313,7 +313,7 @@ class PassFollower:
         if rule is None:
             raise NoRule("it has no rule")
         args, kwargs, in_place = pop_inplace(call.func, call.args, call.kwargs)
-        args, kwargs = arrange(rule, out_of_place, args, kwargs)
+        args, kwargs = arrange(rule, args, kwargs)
         in_place = in_place or out_of_place is not call.func
         if kwargs.get("out") is not None or (in_place and not isinstance(args[0], PerturbedTensor)):
             raise NoRule("it writes into another tensor")

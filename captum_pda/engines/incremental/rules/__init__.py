@@ -12,7 +12,7 @@ perturbed tensor and the arguments in the order of the function's own. It return
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -28,16 +28,21 @@ AnyFunction = TypeVar("AnyFunction", bound=Function)
 
 #: Where PyTorch has a function, under one name.
 OWNERS = (torch, F, Tensor, _torch.nn_functions, torch.special)
-#: Other names that PyTorch allows for arguments.
+#: Other names that PyTorch has for arguments of rules.
 OTHER_NAMES = {
+    **dict.fromkeys(["self", "x", "x1", "a"], "input"),
+    **dict.fromkeys(["x2", "exponent"], "other"),
+    **dict.fromkeys(["chunks", "sections", "split_size", "split_sizes"], "sizes"),
+    **dict.fromkeys(["indices_or_sections", "split_size_or_sections"], "sizes"),
     "axis": "dim",
+    "axis0": "dim0",
+    "axis1": "dim1",
     "keepdims": "keepdim",
-    "x2": "other",
-    "self": "input",
-    "x": "input",
-    "x1": "input",
-    "a": "input",
+    "tensors": "maps",
+    "destination": "target",
 }
+#: Arguments that a rule takes by position, as one or as several.
+POSITIONAL = ("input", "dims", "shape", "size")
 
 
 class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
@@ -120,53 +125,13 @@ def _place_of_inplace(func: Function) -> int | None:
 
 
 def arrange(
-    made: Rule, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments that fit a rule, from those of a valid call of ``func``, however they are given."""
+    """Arguments that fit a rule, however they are given."""
     kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
-    if not args and "input" in kwargs:
-        args = (kwargs.pop("input"),)
-    if _fit(made, args, kwargs):
-        return args, kwargs
-    for form in _forms(func):
-        by_position = _in_order(form, args, kwargs)
-        if by_position is not None and _fit(made, *by_position):
-            return by_position
-    raise NoRule("its arguments are given in a form that the rule does not know")
-
-
-def _fit(made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    args = (*args, *(kwargs.pop(name) for name in POSITIONAL if name in kwargs))
     try:
         made.signature.bind(None, None, *args, **kwargs)  # the state, the function
     except TypeError:
-        return False
-    return True
-
-
-def _forms(func: Function) -> Iterator[list[tuple[str, bool, Any]]]:
-    """The ways to call a function of PyTorch's: names, whether only by name, and defaults."""
-    plain = parameters_in_python(func)
-    if plain:
-        yield [(p.name, p.kind is p.KEYWORD_ONLY, p.default) for p in plain]
-    empty = inspect.Parameter.empty
-    for schema in _torch.named_schemas(getattr(func, "__name__", "")):
-        yield [
-            (a.name, a.kwarg_only, a.default_value if a.has_default_value() else empty)
-            for a in schema.arguments
-        ]
-
-
-def _in_order(
-    form: list[tuple[str, bool, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The same arguments by position, except those that can't be; None if the form differs."""
-    values, left = list(args), dict(kwargs)
-    positional = [(name, default) for name, only_by_name, default in form if not only_by_name]
-    for name, default in positional[len(args) :]:
-        if not any(other in left for other, _ in positional):
-            break
-        if name not in left and default is inspect.Parameter.empty:
-            return None
-        values.append(left.pop(name, default))
-    known = {name for name, _, _ in form}
-    return (tuple(values), left) if known.issuperset(left) else None
+        raise NoRule("its arguments are given in a form that the rule does not know") from None
+    return args, kwargs
