@@ -73,7 +73,9 @@ class _Borrowed:
         self._seen.update(new)
         with _lock:
             for module in new:
-                if module not in fixed and (module in _borrowers or module.training):
+                if module not in fixed and (
+                    module in _borrowers or getattr(module, "training", False)
+                ):
                     _borrowers[module] = _borrowers.get(module, 0) + 1
                     module.training = False
                     self._were_training.append(module)

@@ -111,7 +111,7 @@ def test_a_rule_is_added_as_the_page_says(names):
             return convolution(torch.lgamma(convolution(x).abs() + 1)).flatten(2).amax(2)
 
     torch.manual_seed(0)
-    convolution = torch.nn.Conv2d(3, 3, 3, padding=1).double()
+    convolution = torch.nn.Conv2d(3, 3, 3, padding=1).double().eval()
     image = make_images(1, 3, 24, 24)
     arguments = {"target": 1, "sliding_window_shapes": 4, "strides": 4}
     before = EfficientPDA(WithLogGamma(), engine="incremental")
