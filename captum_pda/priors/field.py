@@ -105,7 +105,9 @@ class GaussianFieldPrior:
         fills = example.new_empty(len(regions), len(example), *regions.window)
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, len(example)):
-                fills[some] = self._means(systems).to(example.dtype)
+                level = self._level(systems)
+                found = systems.solve(*systems.expected(level)) + level
+                fills[some] = found.to(example.dtype)
         return fills
 
     def sample(
@@ -121,11 +123,14 @@ class GaussianFieldPrior:
         fills = example.new_empty(n_samples, len(regions), n_channels, *regions.window)
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, n_samples * n_channels):
-                drawn = systems.draw(n_samples * n_channels, generator)
-                drawn = drawn.reshape(-1, n_samples, n_channels, *regions.window)
+                level = self._level(systems)
+                # All in one solution: the mean of each channel, then the draws.
+                parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
+                both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+                drawn = both[:, n_channels:].unflatten(1, (n_samples, n_channels))
                 roots = self._colour_roots(example, regions[some], drawn)
                 coloured = torch.einsum("wcd,wsd...->swc...", roots, drawn)
-                fills[:, some] = (self._means(systems) + coloured).to(example.dtype)
+                fills[:, some] = (both[:, :n_channels] + level + coloured).to(example.dtype)
         return fills
 
     def _systems(
@@ -138,14 +143,12 @@ class GaussianFieldPrior:
             lengths = self.correlation_length, self.smoothness
             yield some, HiddenPixels(example, regions[some], *lengths)
 
-    def _means(self, systems: HiddenPixels) -> Tensor:
-        """Conditional means, (W, C, *window)."""
+    def _level(self, systems: HiddenPixels) -> Tensor:
+        """The mean of the field, (W or 1, C, 1...); without a fit that of what is seen nearby."""
         if self.mean is None:
-            level = systems.boundary_mean()
-        else:
-            level = device_sync.moved_like(self.mean, systems.values)
-            level = level.reshape(1, -1, *(1 for _ in systems.box))
-        return systems.mean_about(level)
+            return systems.boundary_mean()
+        mean = device_sync.moved_like(self.mean, systems.values)
+        return mean.reshape(1, -1, *(1 for _ in systems.box))
 
     def _colour_roots(self, example: Tensor, regions: Windows, like: Tensor) -> Tensor:
         """Square roots of the covariances of colours, (W, C, C), in the dtype of ``like``."""
