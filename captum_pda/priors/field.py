@@ -127,7 +127,7 @@ class GaussianFieldPrior:
                 # All in one solution: the mean of each channel, then the draws.
                 parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
                 both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
-                drawn = both[:, n_channels:].unflatten(1, (n_samples, n_channels))
+                drawn = both[:, n_channels:].reshape(-1, n_samples, n_channels, *regions.window)
                 roots = self._colour_roots(example, regions[some], drawn)
                 coloured = torch.einsum("wcd,wsd...->swc...", roots, drawn)
                 fills[:, some] = (both[:, :n_channels] + level + coloured).to(example.dtype)

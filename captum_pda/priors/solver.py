@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse import csr_array, eye_array
+from scipy.sparse import csr_array, identity
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -164,7 +164,7 @@ class HiddenPixels:
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
         columns, pixels = coupled(hidden, inside.numpy() > 0, neighbours)
-        rough = csr_array(columns[pixels] + self._kappa2 * eye_array(len(pixels)))
+        rough = csr_array(columns[pixels] + self._kappa2 * identity(len(pixels)))
         matrix = rough
         if self._beta:
             matrix = csr_array(rough + self._beta * (columns.T @ columns))
@@ -229,7 +229,7 @@ class SparseEquations:
             joined = csr_array((np.ones(n_fine), (blocks, own)), shape=(n_blocks, n_fine))
             # The largest step for which Jacobi's iteration converges, by Gershgorin's theorem, is
             # 2 / sum; it is 2/3 of that.
-            steps = (4 / 3) / abs(rough).sum(axis=1)[:, None]
+            steps = (4 / 3) / (abs(rough) @ np.ones((n_fine, 1)))
             self._grids.append((rough, steps, csr_array(joined.T), joined))
             entries = rough.tocoo()
             pairs = (entries.data, (blocks[entries.row], blocks[entries.col]))
