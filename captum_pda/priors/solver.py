@@ -147,28 +147,34 @@ class HiddenPixels:
         if self._are_windows and not self._beta:
             return self._solve_windows(right)
         tolerance = DOUBLE_TOLERANCE if right.dtype == torch.float64 else SINGLE_TOLERANCE
-        error = tolerance * scale.cpu().double().numpy()
+        error = tolerance * scale.cpu().numpy()
         # On the processor for all devices, as superpixels are found.
         by_pixel = right.cpu().movedim(1, -1)
         hidden = self._hidden.cpu().squeeze(1)
         found = torch.zeros(by_pixel.shape, dtype=right.dtype, device="cpu")
-        found[hidden] = torch.from_numpy(
-            self._sparse.solve(by_pixel[hidden].double().numpy(), error)
-        ).to(right.dtype)
+        found[hidden] = torch.from_numpy(self._sparse.solve(by_pixel[hidden].numpy(), error))
         return found.movedim(-1, 1).to(right.device)
 
     @cached_property
     def _sparse(self) -> SparseEquations:
         hidden = self._hidden.cpu().squeeze(1).numpy()
-        inside = _without_margin(self._inside, self._margin - 1, self._dims).cpu().squeeze(1)
+        inside = self._inside.cpu().squeeze(1).numpy() > 0
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
-        columns, pixels = coupled(hidden, inside.numpy() > 0, neighbours)
-        rough = csr_array(columns[pixels] + self._kappa2 * identity(len(pixels)))
-        matrix = rough
+        dtype = self.values.cpu().numpy().dtype
+        smooth = None
         if self._beta:
-            matrix = csr_array(rough + self._beta * (columns.T @ columns))
-        return SparseEquations(matrix, rough, hidden)
+            # L^2 couples by way of all pixels of the box and around it, so L is made for these.
+            nearby = inside[(slice(None), *[slice(1, -1)] * self._dims)]
+            own = np.pad(hidden, [(0, 0), *[(1, 1)] * self._dims])[nearby]
+            columns = couplings(nearby, inside, neighbours)[:, np.flatnonzero(own)]
+            rough, smooth = columns[own], columns.T @ columns
+        else:
+            rough = couplings(hidden, inside, neighbours)
+        if self._kappa2:
+            rough = csr_array(rough + self._kappa2 * identity(rough.shape[0]))
+        matrix = rough if smooth is None else csr_array(rough + self._beta * smooth)
+        return SparseEquations(matrix.astype(dtype), rough.astype(dtype), hidden)
 
     def _solve_windows(self, right: Tensor) -> Tensor:
         """The solution by the eigenvectors of the Laplacian along each axis of the windows."""
@@ -212,7 +218,7 @@ class SparseEquations:
         places, shape = np.stack(np.nonzero(hidden)), np.array(hidden.shape)
         self._regions: Integers = places[0]
         n_pixels = len(self._regions)
-        members = (np.ones(n_pixels), (self._regions, np.arange(n_pixels)))
+        members = (np.ones(n_pixels, matrix.dtype), (self._regions, np.arange(n_pixels)))
         self._sums = csr_array(members, shape=(len(hidden), n_pixels))
         #: Of each grid the matrix, the smoother's steps, and which pixels each block joins.
         self._grids: list[tuple[csr_array, Floats, csr_array, csr_array]] = []
@@ -226,10 +232,12 @@ class SparseEquations:
             places = np.stack(np.unravel_index(np.flatnonzero(is_block), tuple(shape)))
             n_fine, n_blocks = len(blocks), places.shape[1]
             own = np.arange(n_fine, dtype=np.int32)
-            joined = csr_array((np.ones(n_fine), (blocks, own)), shape=(n_blocks, n_fine))
+            joined = csr_array(
+                (np.ones(n_fine, matrix.dtype), (blocks, own)), shape=(n_blocks, n_fine)
+            )
             # The largest step for which Jacobi's iteration converges, by Gershgorin's theorem, is
             # 2 / sum; it is 2/3 of that.
-            steps = (4 / 3) / (abs(rough) @ np.ones((n_fine, 1)))
+            steps = (4 / 3) / (abs(rough) @ np.ones((n_fine, 1), matrix.dtype))
             self._grids.append((rough, steps, csr_array(joined.T), joined))
             entries = rough.tocoo()
             pairs = (entries.data, (blocks[entries.row], blocks[entries.col]))
@@ -286,34 +294,30 @@ class SparseEquations:
         return found
 
 
-def coupled(
+def couplings(
     hidden: Booleans, inside: Booleans, weights: Mapping[tuple[int, ...], float]
-) -> tuple[csr_array, Integers]:
-    """The columns that belong to hidden pixels of the matrix of sum_pq w_pq (x_p - x_q)^2 / 2.
+) -> csr_array:
+    """The matrix of sum_pq w_pq (x_p - x_q)^2 / 2, of the hidden pixels.
 
     Args:
         hidden: in boxes, (W, *box).
         inside: which pixels lie in the input, of the boxes with a pixel more on each side.
         weights: w_pq by the offset from p to q.
-
-    Returns:
-        The matrix (pixels of all larger boxes, hidden pixels), and the rows of hidden pixels.
     """
-    within = inside.reshape(-1)
     pixels = np.flatnonzero(np.pad(hidden, [(0, 0), *[(1, 1)] * (hidden.ndim - 1)]))
-    own = np.arange(len(pixels), dtype=np.int32)
-    degree = np.zeros(len(pixels))
-    rows, columns, values = [pixels], [own], [degree]
-    steps = row_major_steps(inside.shape)[1:]
-    for offset, weight in weights.items():
-        near = pixels + np.dot(steps, offset)
-        there = within[near]
-        degree += weight * there
-        rows.append(near[there])
-        columns.append(own[there])
-        values.append(np.full(np.count_nonzero(there), -weight))
-    places = np.concatenate(rows).astype(np.int32), np.concatenate(columns)
-    return csr_array((np.concatenate(values), places), shape=(inside.size, len(pixels))), pixels
+    numbers = np.full(inside.size, -1, dtype=np.int32)
+    numbers[pixels] = np.arange(len(pixels))
+    steps = {int(np.dot(row_major_steps(inside.shape)[1:], each)): w for each, w in weights.items()}
+    order = sorted([*steps, 0])  # so that the columns of each row are in order
+    near = pixels[:, None] + np.array(order)
+    values = np.array([-steps.get(step, 0.0) for step in order])
+    degree = inside.reshape(-1)[near] @ -values
+    values = np.tile(values, (len(pixels), 1))
+    values[:, order.index(0)] = degree
+    columns = numbers[near]
+    kept = columns >= 0
+    ends = np.append(0, np.cumsum(kept.sum(axis=1))).astype(np.int32)
+    return csr_array((values[kept], columns[kept], ends), shape=(len(pixels), len(pixels)))
 
 
 def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
@@ -347,12 +351,15 @@ def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
             continue
         level = known[:, shown].mean(dim=1)
         deviation = (known.movedim(0, -1) - level).where(shown.unsqueeze(-1), 0)
-        columns, pixels = coupled(~shown.numpy()[None], inside, weights)
+        hidden = ~shown.numpy()[None]
+        matrix = couplings(hidden, inside, weights)
         around = np.pad(deviation.numpy(), [*[(1, 1)] * len(space), (0, 0)])
-        right = -(columns.T @ around.reshape(-1, len(known)))
-        matrix = csr_array(columns[pixels])
+        places = np.argwhere(hidden[0]) + 1
+        right = sum(
+            weight * around[tuple((places + offset).T)] for offset, weight in weights.items()
+        )
         error = tolerance * deviation.abs().flatten(0, -2).amax(0).numpy()[None]
-        found = SparseEquations(matrix, matrix, ~shown.numpy()[None]).solve(right, error)
+        found = SparseEquations(matrix, matrix, hidden).solve(np.asarray(right), error)
         fill[:, ~shown] = torch.from_numpy(found).T + level.unsqueeze(-1)
     return fills.to(image)
 
