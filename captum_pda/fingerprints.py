@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 #: Values that their text describes completely.
-PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, PurePath)
-PLAIN += (torch.dtype, torch.device)
+PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, range, slice)
+PLAIN += (enum.Enum, PurePath, torch.dtype, torch.device)
 #: Values that are compared by what they hold.
-CONTAINERS = (tuple, list, dict, set, frozenset, Tensor, np.ndarray)
+CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, frozenset, Tensor, np.ndarray)
 #: Methods and functions in a wrapper, which is made of these attributes.
-WRAPPERS = (property, staticmethod, classmethod, functools.partial, functools.partialmethod)
-WRAPPERS += (functools.cached_property,)
+WRAPPERS: tuple[type, ...] = (property, staticmethod, classmethod, functools.partial)
+WRAPPERS += (functools.partialmethod, functools.cached_property)
 WRAPPED = ("__wrapped__", "fget", "fset", "func", "args", "keywords")
 #: Values that are known by their names.
-NAMED = (types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)
-NAMED += (types.WrapperDescriptorType,)
+NAMED: tuple[type, ...] = (types.ModuleType, types.BuiltinFunctionType, np.ufunc)
+NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
 #: Packages whose classes and functions are known by the versions stored with every result.
 LIBRARIES = {"captum_pda", "captum", "torch", "numpy", "typing_extensions"}
 LIBRARIES |= set(sys.stdlib_module_names) - {"__main__"}
@@ -152,7 +152,7 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
     Its source would not do: a file may have been edited since it was loaded.
     """
     code, known = function.__code__, function.__globals__
-    used = []
+    used: list[Any] = []
     for name in _names(code):
         value = known.get(name)
         if isinstance(value, types.FunctionType | type):
