@@ -137,7 +137,7 @@ class ModelCall:
         inputs = arguments[: len(self.inputs)]
         failure: Exception | None = None
         try:
-            outputs = self._run(*_copied(arguments))
+            outputs = self._run(*copied(arguments))
             scores = check_outputs(outputs, inputs)
             # One image may also pass for a batch of signals, whose number the model then drops.
             is_doubtful = inputs[0].dim() == 3 and not _keeps_batch(outputs, len(inputs[0]))
@@ -162,7 +162,7 @@ class ModelCall:
             return False
         batch = tuple(tensor.expand(count, *tensor.shape) for tensor in arguments[:n_inputs])
         with suppress(Exception), torch.no_grad():
-            outputs = self._call(*_copied((*batch, *arguments[n_inputs:])))
+            outputs = self._call(*copied((*batch, *arguments[n_inputs:])))
             check_outputs(outputs, batch)
             return _keeps_batch(outputs, count)
         return False
@@ -188,7 +188,7 @@ class ModelCall:
                 row = argument[example : example + 1].expand(n_copies, *argument.shape[1:])
                 arguments.append(row.clone(memory_format=torch.contiguous_format))
             else:
-                arguments += _copied((argument,))
+                arguments += copied((argument,))
         return self._run(*arguments)
 
     def check(self, outputs: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class ModelCall:
         example gives the same twice, and beside changed examples. False if it is run by itself
         now."""
         start = random_state()
-        arguments = _copied(self._arguments)
+        arguments = copied(self._arguments)
         for number, tensor in enumerate(self.inputs):
             arguments[number][1:] = _changed(tensor)[1:]
         found = self.as_given(*arguments)
@@ -406,7 +406,7 @@ def _with_mapping(
         raise error
 
 
-def _copied(arguments: Sequence[Any]) -> list[Any]:
+def copied(arguments: Sequence[Any]) -> list[Any]:
     """The arguments with every tensor copied, since a model may write into them."""
     return [each.clone() if isinstance(each, Tensor) else each for each in arguments]
 
