@@ -33,7 +33,7 @@ from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.protocol import Windows
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
-from captum_pda.running.run import Run, agree_on_model, agree_on_plan
+from captum_pda.running.run import Run, agree_on_plan
 from captum_pda.running.sampling import RegionScores, Sampling
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 parts = self._parts(call, **hidden)
                 plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
-            sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
-            agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
+            given = (self.measure, self.forward_func, self.prior)
+            sampling = agree_on_plan(plan, sampling, rows, *given, ranks)
             run = Run(plan, sampling, rows, ranks, title)
             try:
                 run.finish()
@@ -221,7 +221,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         parts = tuple(_evidence_part(*each, reading) for each in known)
         ask = None
         if isinstance(call, ModelCall):
-            rows = run.perturbations_per_eval
+            rows = run.rows
             ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
         return WindowEvidence(
             call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask

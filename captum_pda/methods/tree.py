@@ -333,7 +333,7 @@ class TreePDA(PerturbationPDA):
         title = self.get_name() if show_progress else None
         with ProgressBar(n_evaluations * len(images), title, warns=True) as bar:
             if show_progress:
-                bar.expect(asker.seconds_per_pass(0))
+                bar.expect(asker.seconds_per_pass(0) * n_evaluations * len(images))
             for example, image in enumerate(images):
                 row = 0 if len(regions.numbers) == 1 else example
                 numbers = regions.numbers[row].numpy()
