@@ -207,7 +207,7 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         tolerance = check_tolerance(tolerance)
         keeps_errors = all_outputs and n_samples > 1
         sampling = Sampling(n_samples, device_sync.draw_seed(generator), keeps_errors)
-        with evaluation_mode(self.forward_func):
+        with evaluation_mode(self.forward_func) as modules:
             with ranks.failing_together():
                 call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
                 with torch.no_grad():
@@ -215,7 +215,7 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
                 parts = self._parts(call, **hidden)
                 plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
-            given = (self.measure, self.forward_func, self.prior)
+            given = (self.measure, modules, self.prior)
             sampling = agree_on_plan(plan, sampling, rows, *given, ranks)
             run = Run(plan, sampling, rows, ranks, title)
             try:

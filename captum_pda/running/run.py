@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from tqdm.auto import tqdm
 
 from captum_pda import device_sync
@@ -342,7 +342,7 @@ def agree_on_plan(
     sampling: Sampling,
     rows: int | None,
     measure: Measure,
-    model: object,
+    modules: Iterable[Module],
     prior: object,
     ranks: Ranks,
 ) -> Sampling:
@@ -363,33 +363,32 @@ def agree_on_plan(
             (sampling.n_samples, sampling.stopping.tolerance if sampling.stopping else None),
             (rows, call.given[0].device.type, measure.settings()),
         )
-        numbers = {
-            "arguments": zlib.crc32(repr(arguments).encode()),
-            "inputs": zlib.crc32(repr(list(map(device_sync.checksum, call.given))).encode()),
-            "weights of the model": weights_checksum(model),
-            "priors (such as fitted to different data)": zlib.crc32(
-                repr(prior_settings(prior)).encode()
-            ),
+        given = {
+            "arguments": repr(arguments),
+            "inputs": [device_sync.checksum(tensor) for tensor in call.given],
+            "weights of the model": weights_checksum(modules),
+            "priors (such as fitted to different data)": repr(prior_settings(prior)),
         }
-    told = ranks.gather([*numbers.values(), sampling.seed])
-    for what, *each in zip(numbers, *told, strict=False):
-        if len(set(each)) > 1:
+    told = ranks.gather([given, sampling.seed])
+    first, seed = told[0]
+    for what in given:
+        if any(other[what] != first[what] for other, _ in told):
             raise ValueError(
                 f"the ranks of the process_group were given different {what}; all of them explain "
                 "the same inputs together, so give each the same ones (without a process_group, "
                 "each rank explains its own)"
             )
     # Scores may differ by rounding, since ranks may have different processors.
-    first = ranks.from_rank(0, plan.seen)
-    largest = float(first.abs().nan_to_num(0, 0, 0).max()) if first.numel() else 0.0
-    same = torch.isclose(plan.seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
-    if not all(agrees for (agrees,) in ranks.gather([int(same.all())])):
+    scores = ranks.from_rank(0, plan.seen)
+    largest = float(scores.abs().nan_to_num(0, 0, 0).max()) if scores.numel() else 0.0
+    same = torch.isclose(plan.seen, scores, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
+    if not all(agrees for (agrees,) in ranks.gather([bool(same.all())])):
         raise ValueError(
             "the ranks of the process_group get different outputs from their models for the same "
             "inputs; give all of them the same model in the same state, one that draws no random "
             "numbers"
         )
-    return replace(sampling, seed=told[0][-1])
+    return replace(sampling, seed=seed)
 
 
 #: A run without a bar is called long if it takes more seconds than this.
