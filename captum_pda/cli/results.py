@@ -113,7 +113,7 @@ class PhotoWriter:
         settings = {**self.settings, **self.notes, **record.settings}
         if place.volume is not None:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
-            content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
+            content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
             write_result(place.volume, content, self.overwrite)
         title = place.photo.name
         if self.plan.folder is not None and place.picture is not None:
