@@ -13,13 +13,8 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.space import (
-    MOST_CHANNELS,
-    channels_of,
-    inside_of,
-    spatial_map,
-    volume_picture,
-)
+from captum_pda.visualization.drawing import evidence_map, innermost
+from captum_pda.visualization.space import MOST_CHANNELS, channels_of, volume_picture
 
 PAGE = Page(
     "Evidence",
@@ -56,7 +51,7 @@ def space_header(
     for column in columns:
         found = evidence.attribution(column)
         own = (found[0] if isinstance(found, tuple) else found)[number]
-        maps.append(spatial_map(own, dims)[thin])
+        maps.append(evidence_map(own, dims)[thin])
         kinds = strongest_regions(evidence, column, n_listed, example=number)
         # The page knows the voxels of a region by a number, those against behind those for.
         label = np.zeros(space, dtype=np.uint8)
@@ -70,7 +65,7 @@ def space_header(
                     {
                         "value": region.value,
                         "answers": region.answers(),
-                        "place": [one // step for one in inside_of(region)],
+                        "place": [one // step for one in innermost(region.pixels)],
                     }
                     for region in regions
                 ]
@@ -78,7 +73,7 @@ def space_header(
             }
         )
     if dims == 1:
-        shown = channels_of(example, 1, mean, std)[:MOST_CHANNELS]
+        shown = channels_of(example, mean, std)[:MOST_CHANNELS]
         values = block.add(shown, "float32")
         small, n_channels = _small_signal(shown), len(shown)
     else:
