@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from captum_pda.datasets.result_folder import Example, Record, describe, described, record_of
 from captum_pda.device_sync import generator_for
-from captum_pda.distributed import Display, Ranks, share_work
+from captum_pda.distributed import Ranks, share_work
 from captum_pda.errors import warn_user
 from captum_pda.fingerprints import fingerprint
 
@@ -114,9 +115,9 @@ def explain_dataset(
             "is; read an iterable one into a list first"
         )
     _check_writer(writer)
-    display = Display("Explaining" if show_progress else None)
+    title, ranks = "Explaining" if show_progress else None, Ranks(process_group)
     return explain_examples(
-        attribution, examples, writer, Ranks(process_group), display, target, arguments
+        attribution, examples, writer, ranks, title, target=target, arguments=arguments
     )
 
 
@@ -151,11 +152,14 @@ def explain_examples(
     examples: Any,
     writer: ResultWriter,
     ranks: Ranks,
-    display: Display,
+    title: str | None,
+    unit: str = "example",
+    tracebacks: bool = False,
     target: Any = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> DatasetSummary:
-    """Explain what is not done yet, shared by all ranks; arguments as for ``explain_dataset``."""
+    """Explain what is not done yet, shared by all ranks; arguments as for ``explain_dataset`` and
+    ``share_work``."""
     arguments = arguments or {}
     forward_func = getattr(attribution, "forward_func", None)
     settings, unknown = describe(attribution, target, arguments)
@@ -182,12 +186,17 @@ def explain_examples(
 
     # Stored results are compared first, which is quick: then the others take about as long each,
     # and the time left can be estimated. The bar of this is seen if it takes more than a second.
-    comparing = replace(display, title=display.title and "Comparing", delay=1.0)
-    before = share_work(len(examples), lambda number: work(number, False), ranks, comparing)
-    left = [number for number, (was_done, *_) in sorted(before.returned.items()) if not was_done]
-    done = share_work(len(left), lambda place: work(left[place], True), ranks, display)
-    failed = before.failed | {left[place]: why for place, why in done.failed.items()}
-    outcomes = before.returned | {left[place]: one for place, one in done.returned.items()}
+    compare = partial(work, may_explain=False)
+    bar = unit, tracebacks
+    outcomes, failed = share_work(
+        len(examples), compare, ranks, title and "Comparing", *bar, delay=1.0
+    )
+    left = [number for number, (was_done, *_) in sorted(outcomes.items()) if not was_done]
+    explained, not_explained = share_work(
+        len(left), lambda place: work(left[place], True), ranks, title, *bar
+    )
+    failed |= {left[place]: why for place, why in not_explained.items()}
+    outcomes |= {left[place]: one for place, one in explained.items()}
     outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
     surprising = [(number, change) for number, (_, change, odd) in outcomes.items() if odd]
     if surprising and ranks.rank == 0:
