@@ -232,7 +232,8 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
             finally:
                 self._report = run.report
             evidence = self._evidence_of(run)
-        warn_of_rounding(run.audit)
+        if run.audit is not None:
+            warn_of_rounding(run.audit)
         plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
