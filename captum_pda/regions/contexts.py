@@ -18,19 +18,15 @@ class RegionFills(Protocol):
 
     def drawn(self, example: Tensor, windows: Windows, sampling: Any) -> Tensor:
         """What the prior expects in the place of regions, or samples of it, (S, W, C, *window)."""
-        ...
 
     def nothing_seen(self, example: Tensor) -> Tensor:
         """The example with nothing seen of it, (C, *space)."""
-        ...
 
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
         """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
-        ...
 
     def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
         """Each set of regions with nothing else seen: boxes, and contents (W, C, *space)."""
-        ...
 
 
 class Context:
@@ -71,8 +67,6 @@ class Context:
     #: Its answer: ``{value}`` is the evidence, ``{change}`` what the prediction loses without the
     #: region, ``{seen}`` and ``{changed}`` are predictions before and after.
     answer = "{value}"
-    #: How a sentence about the effect of one region begins.
-    effect = "It"
     #: The caption of a picture of what the model was shown.
     picture = "As it was shown"
 
@@ -95,7 +89,6 @@ class Full(Context):
     each = "without each region"
     question = "without it"
     answer = "without it: {seen} -> {changed} ({change})"
-    effect = "Seeing it"
     picture = "Expected in its place"
 
     def before(self, fills: RegionFills, example: Tensor) -> Tensor:
@@ -128,7 +121,6 @@ class Empty(Context):
     each = "each region by itself"
     question = "by itself"
     answer = "by itself: {value} over nothing"
-    effect = "By itself, it"
     picture = "By itself"
 
     def before(self, fills: RegionFills, example: Tensor) -> Tensor:
@@ -143,13 +135,12 @@ class Empty(Context):
         return boxes, contents.unsqueeze(0)
 
 
-class Random(Context):
+class Random(Empty):
     """Random sets of regions are shown: what does a region add to those that are seen with it?"""
 
     name = "random"
-    removes = False
-    is_sampled = False
-    in_sets = True  # so its evidence starts from half of the regions seen, not from nothing
+    starts_from_nothing = False  # its evidence starts from half of the regions seen
+    in_sets = True
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(
         ("quick", "standard", "thorough"), (60,)
     )
@@ -157,12 +148,7 @@ class Random(Context):
     each = "each region among random others"
     question = "among others"
     answer = "among random others: {value}"
-    effect = "Among random others, it"
     picture = "Among others"
-
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
-        """The example with nothing seen of it."""
-        return fills.nothing_seen(example)
 
     def changed(
         self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
@@ -174,9 +160,8 @@ class Random(Context):
 
 #: Every context by its name.
 CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty(), "random": Random()}
-#: The contexts of ``context="both"``, and of ``context="all"``.
-BOTH = ("full", "empty")
-ALL = ("full", "empty", "random")
+#: Names for several contexts together.
+SEVERAL = {"both": ("full", "empty"), "all": ("full", "empty", "random")}
 #: How many random sets of regions there are for each effort.
 SETS = {"quick": 100, "standard": 200, "thorough": 400}
 #: Beside random sets, fewer superpixels are as good (benchmarks/FAITHFULNESS.md).
@@ -191,13 +176,11 @@ LEAST_PASSES = 150
 
 def contexts_of(context: object) -> list[Context]:
     """The contexts that the argument ``context`` names."""
-    several = {"both": BOTH, "all": ALL}
-    if isinstance(context, str) and context in several:
-        return [CONTEXTS[name] for name in several[context]]
-    if not isinstance(context, str) or context not in CONTEXTS:
-        known = ", ".join(map(repr, [*CONTEXTS, *several]))
-        raise ValueError(f"context={context!r} is not known; choose one of {known}")
-    return [CONTEXTS[context]]
+    known = {**{name: (name,) for name in CONTEXTS}, **SEVERAL}
+    if not isinstance(context, str) or context not in known:
+        listed = ", ".join(map(repr, known))
+        raise ValueError(f"context={context!r} is not known; choose one of {listed}")
+    return [CONTEXTS[name] for name in known[context]]
 
 
 def planned_passes(

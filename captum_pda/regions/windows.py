@@ -106,26 +106,18 @@ class WindowGrid:
         return self.selected[0] if self.selected else 0
 
     def __len__(self) -> int:
-        return math.prod(self.shape) if self.selected is None else len(self.selected)
+        return len(self._numbers)
 
     def __getitem__(self, windows: slice) -> WindowGrid:
-        if not isinstance(windows, slice):
+        if not isinstance(windows, slice) or windows.step not in (None, 1):
             raise TypeError(f"a WindowGrid takes a slice such as grid[0:10], got {windows!r}")
-        start, stop, step = windows.indices(len(self))
-        if step != 1:
-            raise ValueError(f"a WindowGrid is sliced in steps of 1, got a step of {step}")
-        return self._of(self._numbers[start:stop])
+        return self._of(self._numbers[windows])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
         """The grid of some of these windows, in this order."""
         return self._of(tuple(self._numbers[window] for window in windows))
 
-    @property
-    def whole(self) -> WindowGrid:
-        """The grid that these windows were taken from."""
-        return self if self.selected is None else self._of(None)
-
-    def _of(self, selected: range | tuple[int, ...] | None) -> WindowGrid:
+    def _of(self, selected: range | tuple[int, ...]) -> WindowGrid:
         """Other windows of the same grid, which share where windows start."""
         other = replace(self, selected=selected)
         vars(other)["starts"] = self.starts
@@ -138,8 +130,7 @@ class WindowGrid:
 
     def chunks(self, size: int) -> Iterator[WindowGrid]:
         """The grid in consecutive parts of at most ``size`` windows."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
+        return (self[start : start + size] for start in range(0, len(self), size))
 
     @cached_property
     def corner_array(self) -> Integers:
@@ -171,14 +162,12 @@ class WindowGrid:
         averaged = values.reshape(*values.shape[:-1], *self.shape)
         for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):
             # The grid is a product of its axes, so the mean over all windows that cover a pixel
-            # is a mean along each axis in turn.
+            # is a mean along each axis in turn. Values that are not finite stay where they are.
             steps = begin[:, None] + np.arange((end - begin).max())
             covering = torch.from_numpy(steps < end[:, None]).to(values.device)
             index = torch.from_numpy(np.minimum(steps, end.max() - 1)).to(values.device)
-            count = torch.from_numpy(end - begin).to(values.device)
-            gathered = averaged.movedim(axis, -1)[..., index]
-            total = torch.where(covering, gathered, 0).sum(-1)
-            averaged = (total / count).movedim(-1, axis)
+            gathered = averaged.movedim(axis, -1)[..., index].where(covering, 0)
+            averaged = (gathered.sum(-1) / covering.sum(-1)).movedim(-1, axis)
         return averaged.contiguous()
 
     @cached_property
@@ -199,13 +188,6 @@ class WindowGrid:
         for begin, end in self._covering:
             counts = counts[..., None] * (end - begin)
         return torch.from_numpy(counts).to(device)
-
-    def sum_pixels(self, values: Tensor) -> Tensor:
-        """Give each pixel the sum of what these windows (W, C, *window) say of it, (C, *space)."""
-        total = values.new_zeros(values.shape[1], math.prod(self.space))
-        flat = values.flatten(2).transpose(0, 1).flatten(1)
-        total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
-        return total.reshape(-1, *self.space)
 
 
 #: An int for all axes, a spatial tuple, or a full tuple with channels first.
@@ -300,27 +282,19 @@ def default_grids(
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
         width = max(1, round(share * side))
         if strides is not None:
-            grid = window_grid(space, width, _within(strides, width))
+            steps = [min(n, width) for n in spatial(strides, "strides", space)]
+            grid = window_grid(space, width, steps)
         else:
-            grid = _affordable_grid(space, width, max(1, round(step * width)))
+            # Larger steps where a volume or a long image has too many windows.
+            tried = range(max(1, round(step * width)), width + 1)
+            every_step = (window_grid(space, width, n) for n in tried)
+            grid = next((one for one in every_step if len(one) <= MOST_WINDOWS), None) or (
+                window_grid(space, width, width)
+            )
         grids.setdefault(grid.window, grid)
     every = tuple(grids.values())
     affordable = tuple(grid for grid in every if len(grid) <= MOST_WINDOWS)
     return every if strides is not None else affordable or every[-1:]
-
-
-def _affordable_grid(space: tuple[int, ...], width: int, step: int) -> WindowGrid:
-    """The grid of a size, with larger steps where a volume or a long image has too many windows."""
-    while (grid := window_grid(space, width, step)) and len(grid) > MOST_WINDOWS and step < width:
-        step += 1
-    return grid
-
-
-def _within(strides: Extent, width: int) -> Extent:
-    """Strides for a size that the user did not choose: no larger than its windows."""
-    if isinstance(strides, Sequence):
-        return [min(step, width) for step in strides]
-    return min(strides, width)
 
 
 def scale_grids(
