@@ -31,7 +31,7 @@ from captum_pda import device_sync
 from captum_pda.distributed import Ranks
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
-from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
+from captum_pda.priors.empty_context import BlurredContext, EmptyContext
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
 from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin
 from captum_pda.regions.protocol import Windows
@@ -51,7 +51,7 @@ SPECTRUM_EDGES = np.geomspace(1e-7, 12.0, 257)
 LENGTH_BOUNDS, SMOOTHNESS_BOUNDS = (0.1, 1e4), (1e-3, 1e3)
 
 
-class GaussianFieldPrior:
+class GaussianFieldPrior(BlurredContext):
     """All pixels are one Gaussian field; a region is expected given all pixels outside of it.
 
     Without a fit, nothing about the data is assumed but that neighbouring pixels are alike. The
@@ -168,17 +168,6 @@ class GaussianFieldPrior:
                 f"this GaussianFieldPrior was fitted to {len(self.mean)} channels, and the input "
                 f"has {len(example)}; fit it to such inputs, or use GaussianFieldPrior() unfitted"
             )
-
-    # The empty context
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
-        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
-        return blurred(example)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region in the blurred example, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
 
     # Fitting and storing
 
