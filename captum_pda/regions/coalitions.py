@@ -79,15 +79,12 @@ class Coalitions:
         return (ShownSets(self.regions.numbers[row], self.seen),)
 
     def members(self, example: int) -> tuple[Integers, ...]:
-        """The numbers of the sets in each group of ``boxes``."""
         return (np.arange(self.count),)
 
     def absent(self, n_examples: int) -> Tensor:
-        """Every example has every set, (N, sets)."""
         return torch.zeros(n_examples, self.count, dtype=torch.bool, device="cpu")
 
     def of_examples(self, rows: slice) -> Self:
-        """The same sets, of some of the examples."""
         other = copy(self)
         other.regions = self.regions.of_examples(rows)
         return other
@@ -98,11 +95,9 @@ class Coalitions:
         return self.regions.average(added.squeeze(-1))
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
-        """Each pixel lies in one region."""
         return self.regions.coverage(device)
 
     def settings(self) -> dict[str, object]:
-        """What describes the sets, as plain values."""
         shares = {"count": self.count, "seen_shares": SEEN_SHARES, "ridge": RIDGE}
         return {"kind": "Coalitions", **shares, "regions": self.regions.settings()}
 

@@ -6,31 +6,24 @@ A new context is one class here and one entry of ``CONTEXTS``; users pass its na
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from captum_pda.regions.protocol import Windows
 
 
-class RegionFills(Protocol):
-    """What a method and its prior can put into an example (C, *space)."""
-
-    def drawn(self, example: Tensor, windows: Windows, sampling: Any) -> Tensor:
-        """What the prior expects in the place of regions, or samples of it, (S, W, C, *window)."""
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example with nothing seen of it, (C, *space)."""
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
-
-    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each set of regions with nothing else seen: boxes, and contents (W, C, *space)."""
-
-
 class Context:
-    """What the model gets before a region is changed, and what is put in the region's place."""
+    """What the model gets before a region is changed, and what is put in the region's place.
+
+    ``fills`` offers what a method and its prior can put into an example (C, *space):
+
+    - ``drawn(example, windows, sampling)``: what the prior expects in the place of regions, or
+      samples of it, (S, W, C, *window).
+    - ``nothing_seen(example)``: the example with nothing seen of it, (C, *space).
+    - ``seen_alone(example, windows)``, ``seen_together(example, windows)``: each region, or each
+      set of regions, with nothing else seen: boxes, and their contents (W, C, *box).
+    """
 
     #: What users pass as ``context``.
     name: str
@@ -70,12 +63,12 @@ class Context:
     #: The caption of a picture of what the model was shown.
     picture = "As it was shown"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """What the model gets before a region is changed, (C, *space)."""
         raise NotImplementedError
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The boxes that change, and what is put there, (S, W, C, *box)."""
         raise NotImplementedError
@@ -91,12 +84,12 @@ class Full(Context):
     answer = "without it: {seen} -> {changed} ({change})"
     picture = "Expected in its place"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """The example as it is."""
         return example
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """What the prior expects in the region, or samples of it."""
         return windows, fills.drawn(example, windows, sampling)
@@ -123,12 +116,12 @@ class Empty(Context):
     answer = "by itself: {value} over nothing"
     picture = "By itself"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """The example with nothing seen of it."""
         return fills.nothing_seen(example)
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The region's true content, in an input with nothing else seen."""
         boxes, contents = fills.seen_alone(example, windows)
@@ -151,7 +144,7 @@ class Random(Empty):
     picture = "Among others"
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The regions of each set, in an input with nothing else seen."""
         boxes, contents = fills.seen_together(example, windows)

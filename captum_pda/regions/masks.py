@@ -76,15 +76,12 @@ class FeatureMaskRegions:
 
     @property
     def title(self) -> str:
-        """What to call the regions."""
         return counted(len(self), "region")
 
     def boxes(self, example: int) -> tuple[PlacedWindows, ...]:
-        """The regions of an example, in groups whose boxes have one shape."""
         return self._groups(example)[0]
 
     def members(self, example: int) -> tuple[Integers, ...]:
-        """The numbers of the regions in each group of ``boxes``."""
         return self._groups(example)[1]
 
     def absent(self, n_examples: int) -> Tensor:
@@ -118,7 +115,6 @@ class FeatureMaskRegions:
         return torch.ones((1, *self.space), dtype=torch.int64, device=device)
 
     def settings(self) -> dict[str, object]:
-        """What describes the regions, as plain values."""
         described = {"labels": list(self.labels), "numbers": self.numbers}
         return {"kind": type(self).__name__, "mask_sha256": fingerprint(described)}
 

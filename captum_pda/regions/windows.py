@@ -64,38 +64,34 @@ class WindowGrid:
         """The number of windows along each axis of the whole grid."""
         return tuple(len(starts) for starts in self.starts)
 
+    # All pixels of a window are hidden, and every example has the same windows. What these methods
+    # return is documented in ``Regions`` and ``Windows``.
+
     @property
     def size(self) -> tuple[int, ...]:
-        """The window's shape."""
         return self.window
 
     @property
     def hidden(self) -> None:
-        """All pixels of a window are hidden."""
+        return None
 
     def boxes(self, example: int) -> tuple[WindowGrid]:
-        """The windows, which are the same for every example."""
         return (self,)
 
     def members(self, example: int) -> tuple[Integers]:
-        """The numbers of these windows, counted among themselves."""
         return (np.arange(len(self)),)
 
     def absent(self, n_examples: int) -> Tensor:
-        """Every example has every window."""
         return torch.zeros(n_examples, len(self), dtype=torch.bool, device="cpu")
 
     def of_examples(self, rows: slice) -> WindowGrid:
-        """The same windows: they do not depend on the example."""
         return self
 
     @property
     def title(self) -> str:
-        """What to call the windows."""
         return f"windows of {'x'.join(map(str, self.window))}"
 
     def settings(self) -> dict[str, object]:
-        """What describes the windows, as plain values."""
         places = None if self.selected is None else list(self.selected)
         shapes = {"space": self.space, "window": self.window, "strides": self.strides}
         return {"kind": "WindowGrid", **{k: list(v) for k, v in shapes.items()}, "picked": places}
@@ -223,9 +219,8 @@ def window_grid(
             f"{name}={shape!r} is larger than the input's spatial shape {space}; choose a window "
             "that fits inside it"
         )
-    if stride is None:
-        steps = tuple(max(1, width // 4) for width in window)
-    else:
+    steps = tuple(max(1, width // 4) for width in window)
+    if stride is not None:
         steps = spatial(stride, "strides", space)[-len(space) :]
     for step, width, size in zip(steps, window, space, strict=True):
         if step > width and width < size:
@@ -238,11 +233,8 @@ def window_grid(
 
 def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
     """An int or a tuple as a tuple of positive integers, with or without channels."""
-    if is_integer(given):
-        values = (operator.index(given),) * len(space)
-    elif isinstance(given, Sequence) and all(is_integer(item) for item in given):
-        values = tuple(operator.index(item) for item in given)
-    else:
+    values = [given] * len(space) if is_integer(given) else given
+    if not isinstance(values, Sequence) or not all(is_integer(item) for item in values):
         raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
     if len(values) not in (len(space), len(space) + 1):
         raise ValueError(
@@ -252,7 +244,7 @@ def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
         )
     if any(value < 1 for value in values):
         raise ValueError(f"{name}={given!r} must be positive")
-    return values
+    return tuple(operator.index(value) for value in values)
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -288,13 +280,12 @@ def default_grids(
             # Larger steps where a volume or a long image has too many windows.
             tried = range(max(1, round(step * width)), width + 1)
             every_step = (window_grid(space, width, n) for n in tried)
-            grid = next((one for one in every_step if len(one) <= MOST_WINDOWS), None) or (
-                window_grid(space, width, width)
-            )
+            affordable = (each for each in every_step if len(each) <= MOST_WINDOWS)
+            grid = next(affordable, window_grid(space, width, width))
         grids.setdefault(grid.window, grid)
     every = tuple(grids.values())
-    affordable = tuple(grid for grid in every if len(grid) <= MOST_WINDOWS)
-    return every if strides is not None else affordable or every[-1:]
+    few = tuple(grid for grid in every if strides is not None or len(grid) <= MOST_WINDOWS)
+    return few or every[-1:]
 
 
 def scale_grids(
@@ -310,11 +301,8 @@ def scale_grids(
     sizes = [scales] if is_integer(scales) else scales
     if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
         raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")
-    if is_integer(strides) or strides is None:
-        steps: Sequence[Extent | None] = [strides] * len(sizes)
-    elif isinstance(strides, Sequence) and len(strides) == len(sizes):
-        steps = strides
-    else:
+    steps = [strides] * len(sizes) if is_integer(strides) or strides is None else strides
+    if not isinstance(steps, Sequence) or len(steps) != len(sizes):
         raise ValueError(
             f"strides={strides!r} does not fit scales={scales!r}; give one int for all sizes, or "
             f"{len(sizes)} of them"
