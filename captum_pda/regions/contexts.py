@@ -118,7 +118,8 @@ class Empty(Context):
 
     def before(self, fills: Any, example: Tensor) -> Tensor:
         """The example with nothing seen of it."""
-        return fills.nothing_seen(example)
+        nothing: Tensor = fills.nothing_seen(example)
+        return nothing
 
     def changed(
         self, fills: Any, example: Tensor, windows: Windows, sampling: Any
