@@ -21,8 +21,8 @@ from captum_pda.diagnostics.approximation import (
     with_prior,
     with_samples,
 )
-from captum_pda.methods.base import PerturbationPDA
 from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents

@@ -24,7 +24,7 @@ from captum_pda.engines import Engine
 from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import to_attribution
 from captum_pda.evidence.together import meaning
-from captum_pda.methods.base import PerturbationPDA
+from captum_pda.methods.perturbation import PerturbationPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count
