@@ -260,7 +260,7 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         parts = tuple(_evidence_part(*each, reading) for each in known)
         ask = None
         if isinstance(call, ModelCall):
-            ask = Asker(call, place, plan.explained, plan.seen, run.sampling, run.rows)
+            ask = Asker(place, plan.explained, plan.seen, run.sampling, run.rows)
         return WindowEvidence(
             call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
         )

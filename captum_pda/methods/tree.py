@@ -271,7 +271,7 @@ class TreePDA(PerturbationPDA):
             outputs = call.unperturbed()
         explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
         place, seen = self._place(call), explained.scores(outputs)
-        asker = Asker(call, place, explained, seen, Sampling(), rows)
+        asker = Asker(place, explained, seen, Sampling(), rows)
         quantity = self._reading(explained).quantity(None)
         n_passes, title = n_evaluations * len(images), None
         if given["show_progress"]:
