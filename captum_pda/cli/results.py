@@ -38,7 +38,7 @@ from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
 from captum_pda.model.measures import Measure
-from captum_pda.report.report import report_page
+from captum_pda.report.report import write_report
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
@@ -261,17 +261,19 @@ def photo_page(
     pair = next((classes for classes in answers if len(classes) == 2), None)
     colours = classifier.preprocessing.colours(explanation.image)
     truth = true_class(photo, explanation.labels)
-    return report_page(
+    page = write_report(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        title,
+        None,
         explanation.labels,
         *colours,
+        title=title,
         truth=truth,
         targets=[classes[0] for classes in answers],
         contrast=None if pair is None else (pair[0], pair[1]),
         settings=settings,
         test=explanation.answers[0].test or False,
     )
+    return str(page).encode()
 
 
 # In words
