@@ -38,7 +38,7 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
-from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
+from captum_pda.report.report import report_page
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
@@ -104,7 +104,7 @@ class PhotoWriter:
             write_figure(files["picture"], figure, self.overwrite)
         if "volume" in files:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
-            content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
+            content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
             write_result(files["volume"], content, self.overwrite)
         if "page" in files and explanation.evidence is not None:
             title, folder = photo.name, self.plan.folder
@@ -145,12 +145,14 @@ class PhotoWriter:
         colours = self.classifier.preprocessing.colours(explanation.image)
         return report_page(
             {explanation.method.partition(",")[0]: evidence},
-            ReportedPhoto(title, labels, *colours, true_class(photo, labels), spacing),
-            ReportOptions(
-                targets=[classes[0] for classes in answers],
-                contrast=None if pair is None else (pair[0], pair[1]),
-                settings=settings,
-            ),
+            title,
+            labels,
+            *colours,
+            truth=true_class(photo, labels),
+            spacing=spacing,
+            targets=[classes[0] for classes in answers],
+            contrast=None if pair is None else (pair[0], pair[1]),
+            settings=settings,
             test=explanation.answers[0].test or False,
         )
 

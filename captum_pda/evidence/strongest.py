@@ -50,6 +50,7 @@ class StrongRegion:
         measure: what evidence is measured in.
         tied: whether the next region of the list is about as strong, so that the two might change
             places with other superpixels, or in a JPEG of the same photo.
+        number: its place among the regions of its size.
 
     Example::
 
@@ -66,6 +67,7 @@ class StrongRegion:
     uncertain: bool
     measure: Measure
     tied: bool = False
+    number: int = -1
 
     @property
     def corner(self) -> tuple[int, ...]:
@@ -311,6 +313,7 @@ def _described(
         uncertain=uncertain,
         measure=evidence.measure,
         tied=tied,
+        number=number,
     )
 
 
