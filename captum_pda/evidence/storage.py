@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from captum_pda.errors import warn_user
-from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, MeasuredOutputs, WindowEvidence
 from captum_pda.model.measures import MEASURES, Measure
 from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.priors import prior_settings
@@ -79,17 +79,17 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
         tensors[f"part.{n}.drawn"] = part.drawn
         if part.errors is not None:
             tensors[f"part.{n}.errors"] = part.errors
-    reading = evidence.reading
+    outputs = evidence.outputs
     settings = {
         "inputs": len(evidence.inputs),
         "is_tuple": evidence.is_tuple,
-        "output_shape": list(reading.output_shape),
-        "output": reading.output,
-        "summed": reading.summed,
+        "output_shape": list(outputs.output_shape),
+        "output": outputs.output,
+        "summed": outputs.summed,
         "measure": {
-            "name": reading.measure.name,
-            "fields": asdict(reading.measure),
-            "settings": _plain(reading.measure.settings()),
+            "name": outputs.measure.name,
+            "fields": asdict(outputs.measure),
+            "settings": _plain(outputs.measure.settings()),
         },
         "prior": _plain(prior_settings(evidence.prior)),
         "regions": regions,
@@ -99,7 +99,7 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
         json.dumps(settings)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the measure {reading.measure!r} has fields that JSON cannot hold, so this evidence "
+            f"the measure {outputs.measure!r} has fields that JSON cannot hold, so this evidence "
             "cannot be saved; give it fields that are plain numbers, texts and lists"
         ) from None
     # Copies, since tensors of one evidence may share memory, which safetensors does not store.
@@ -133,9 +133,9 @@ def load_evidence(
     """Read evidence that ``save_evidence`` wrote; see ``WindowEvidence.load``."""
     with opened_tensors(path, device, FORMAT, MOST_BYTES, MOST_HEADER_BYTES) as file:
         settings = _Table(file.settings, "the settings")
-        reading = _reading(settings)
+        outputs = _reading(settings)
         n_inputs = settings.count("inputs", 1)
-        shapes, dtypes, kinds = _expected(file, settings, reading, n_inputs)
+        shapes, dtypes, kinds = _expected(file, settings, outputs, n_inputs)
         tensors = file.read_any(shapes, dtypes)
         regions = [_regions(kind, n, tensors) for n, kind in enumerate(kinds)]
         parts = []
@@ -145,7 +145,7 @@ def load_evidence(
                     table.count("tensor", 0),
                     regions[table.count("regions", 0)],
                     table.text("context"),
-                    reading,
+                    outputs,
                     tensors[f"part.{n}.reference"],
                     tensors[f"part.{n}.scores"],
                     tensors[f"part.{n}.drawn"],
@@ -163,7 +163,7 @@ def load_evidence(
         )
     inputs = tuple(tensors[f"input.{n}"] for n in range(n_inputs))
     is_tuple = settings.flag("is_tuple")
-    return WindowEvidence(inputs, tensors["scores"], tuple(parts), reading, is_tuple, prior)
+    return WindowEvidence(inputs, tensors["scores"], tuple(parts), outputs, is_tuple, prior)
 
 
 class _Table:
@@ -208,11 +208,11 @@ class _Table:
         return tuple(values)
 
 
-def _reading(settings: _Table) -> Reading:
+def _reading(settings: _Table) -> MeasuredOutputs:
     output = settings.text("output")
     if output not in OUTPUT_KINDS:
         raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUT_KINDS)}")
-    return Reading(
+    return MeasuredOutputs(
         settings.counts("output_shape", 1),
         output,
         _measure(settings.table("measure")),
@@ -236,7 +236,7 @@ def _measure(table: _Table) -> Measure:
 
 
 def _expected(
-    file: StoredTensors, settings: _Table, reading: Reading, n_inputs: int
+    file: StoredTensors, settings: _Table, outputs: MeasuredOutputs, n_inputs: int
 ) -> tuple[dict[str, list[int]], dict[str, tuple[str, ...]], list[_Table]]:
     """The shape and the dtypes that each tensor of a file must have, and its kinds of regions."""
     shapes: dict[str, list[int]] = {}
@@ -245,7 +245,7 @@ def _expected(
     def expect(name: str, shape: list[int], *kinds: str) -> None:
         shapes[name], dtypes[name] = shape, kinds
 
-    columns = math.prod(reading.output_shape)
+    columns = math.prod(outputs.output_shape)
     n_examples = _dimensions(file, "scores", (2,))[0]
     if n_examples < 1:
         raise ValueError("it holds no example")

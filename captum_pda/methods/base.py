@@ -21,7 +21,7 @@ from captum_pda.engines import (
 )
 from captum_pda.engines.audit import warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
-from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, MeasuredOutputs, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_count
@@ -214,17 +214,17 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         """What is known of a run, by any rank, as evidence."""
         plan = run.plan
         call, explained = plan.parts[0].place.call, plan.explained
-        reading = Reading(
+        outputs = MeasuredOutputs(
             explained.kept_shape, self.output, self.measure, summed=explained.region is not None
         )
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
-        parts = tuple(_evidence_part(*each, reading) for each in known)
+        parts = tuple(_evidence_part(*each, outputs) for each in known)
         ask = None
         if isinstance(call, ModelCall):
             rows = run.perturbations_per_eval
             ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
         return WindowEvidence(
-            call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
+            call.inputs, plan.seen, parts, outputs, call.is_tuple, self.prior, ask
         )
 
     @staticmethod
@@ -243,7 +243,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
 
 
 def _evidence_part(
-    part: Part, reference: Tensor, known: RegionScores, reading: Reading
+    part: Part, reference: Tensor, known: RegionScores, outputs: MeasuredOutputs
 ) -> EvidencePart:
     """What is known of the regions of a part. Regions that an example does not have change nothing,
     and what was not sampled is certain: its standard error is 0. What regions add to random sets is
@@ -257,7 +257,7 @@ def _evidence_part(
             part.tensor,
             regions,
             part.context.name,
-            reading,
+            outputs,
             half_seen,
             half_seen.unsqueeze(1) + added,
             asked.expand(-1, len(regions)).contiguous(),
@@ -274,7 +274,7 @@ def _evidence_part(
         part.tensor,
         part.regions,
         part.context.name,
-        reading,
+        outputs,
         reference,
         scores,
         known.n_drawn,

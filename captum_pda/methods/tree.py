@@ -15,7 +15,7 @@ from torch import Tensor
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.engines import Engine
 from captum_pda.errors import NonFiniteOutputError
-from captum_pda.evidence.evidence import Reading, to_attribution
+from captum_pda.evidence.evidence import MeasuredOutputs, to_attribution
 from captum_pda.evidence.together import meaning
 from captum_pda.methods.base import PerturbationPDA
 from captum_pda.model.call import ModelCall
@@ -326,10 +326,10 @@ class TreePDA(PerturbationPDA):
             plan = make_plan((part,), target, False, self.output_kind)
         explained = plan.explained
         asker = Asker(call, place, explained, plan.seen, Sampling(), rows)
-        reading = Reading(
+        measured = MeasuredOutputs(
             explained.kept_shape, self.output, self.measure, summed=explained.region is not None
         )
-        quantity = reading.quantity(None)
+        quantity = measured.quantity(None)
         title = self.get_name() if show_progress else None
         with ProgressBar(n_evaluations * len(images), title, warns=True) as bar:
             if show_progress:

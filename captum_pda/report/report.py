@@ -484,7 +484,7 @@ def _part_header(
     """What regions say in one context: scores as differences from those before the change."""
     reference = in_double(part.reference[number, columns])
     scores = in_double(part.scores[number][:, columns]).T
-    measure = part.reading.measure
+    measure = part.outputs.measure
     known: dict[str, Any] = {
         "context": part.context,
         # A region speaks for what is lost without it, and for what it adds by itself.

@@ -95,7 +95,7 @@ def test_regions_of_a_map_without_evidence():
     part = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4).parts[0]
     values = torch.zeros(12, 12)
     values[:4, :4] = 2.0
-    speak_for, speak_against = regions_of_map(values, [part.regions], part.reading.measure)
+    speak_for, speak_against = regions_of_map(values, [part.regions], part.outputs.measure)
     assert speak_for[0].corner == (0, 0)
     assert "on the map" in str(speak_for[0])
     assert not speak_against
