@@ -49,7 +49,7 @@ from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
 from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
 from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
 from captum_pda.datasets.result_folder import Example
-from captum_pda.distributed import Display, OtherRankError, Ranks
+from captum_pda.distributed import OtherRankError, Ranks
 from captum_pda.files import counted
 
 #: How many failures are printed; all of them are in a folder's summary.
@@ -210,9 +210,9 @@ def explain_photos(
         engine = options.engine
         if ranks.rank == 0:
             engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
-    explainer.engine = ranks.gather_objects(engine)[0]
+    explainer.engine = ranks.gather(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
-    return Job(explainer, photos, writer).run(ranks, Display(title, "photo", options.debug))
+    return Job(explainer, photos, writer).run(ranks, title, "photo", options.debug)
 
 
 class PhotoSet:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from captum_pda.datasets.result_folder import Example, Record, describe, described, record_of
 from captum_pda.device_sync import generator_for
-from captum_pda.distributed import Display, Ranks, share_work
+from captum_pda.distributed import Ranks, share_work
 from captum_pda.errors import warn_user
 from captum_pda.fingerprints import fingerprint
 
@@ -125,7 +125,7 @@ def explain_dataset(
         )
     check_writer(writer)
     job = Job(attribution, examples, writer, target, arguments)
-    return job.run(Ranks(process_group), Display("Explaining" if show_progress else None))
+    return job.run(Ranks(process_group), "Explaining" if show_progress else None)
 
 
 def check_writer(writer: Any) -> None:
@@ -158,8 +158,14 @@ class Job:
     target: Any = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, ranks: Ranks, display: Display) -> DatasetSummary:
-        """Explain what is not done yet, shared by all ranks."""
+    def run(
+        self,
+        ranks: Ranks,
+        title: str | None,
+        unit: str = "example",
+        tracebacks: bool = False,
+    ) -> DatasetSummary:
+        """Explain what is not done yet, shared by all ranks, with a bar as in ``share_work``."""
         settings, unknown = describe(self.attribution, self.target, self.arguments)
         with ranks.failing_together():
             # The first rank writes the settings, and the others compare theirs.
@@ -170,20 +176,27 @@ class Job:
                 self.writer.start(settings)
         # Stored results are compared first, which is quick: then the others take about as long
         # each, and the time left can be estimated.
-        before = share_work(
+        compared, failed = share_work(
             len(self.examples),
             lambda number: self._compare(number, unknown),
             ranks,
-            replace(display, title=display.title and "Comparing", delay=SECONDS_UNSEEN),
+            title and "Comparing",
+            unit,
+            tracebacks,
+            SECONDS_UNSEEN,
         )
-        left = [number for number in range(len(self.examples)) if number not in before.failed]
-        left = [number for number in left if not before.returned[number].is_skipped]
-        done = share_work(
-            len(left), lambda place: self._explain(left[place], unknown), ranks, display
+        left = [number for number in range(len(self.examples)) if number not in failed]
+        left = [number for number in left if not compared[number].is_skipped]
+        explained, not_explained = share_work(
+            len(left),
+            lambda place: self._explain(left[place], unknown),
+            ranks,
+            title,
+            unit,
+            tracebacks,
         )
-        explained = {left[place]: outcome for place, outcome in done.returned.items()}
-        outcomes = {**before.returned, **explained}
-        failed = before.failed | {left[place]: why for place, why in done.failed.items()}
+        outcomes = {**compared, **{left[place]: one for place, one in explained.items()}}
+        failed |= {left[place]: why for place, why in not_explained.items()}
         outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
         outdated = {number: one.change for number, one in outcomes.items() if one.change}
         surprising = {number: one.change for number, one in outcomes.items() if one.is_surprising}

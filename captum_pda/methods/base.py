@@ -180,7 +180,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         rows = perturbations_per_eval
         if rows is not None:
             rows = check_count("perturbations_per_eval", rows)
-        with evaluation_mode(self.forward_func):
+        with evaluation_mode(self.forward_func) as modules:
             with ranks.failing_together():
                 call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
                 with torch.no_grad():
@@ -189,7 +189,7 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
             sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
-            agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
+            agree_on_model(modules, self.prior, plan.seen, ranks)
             run = Run(plan, sampling, rows, ranks, title)
             try:
                 run.finish()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,18 @@ def register(known: dict[str, Any], cls: type[Any], what: str) -> None:
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"{what} named {cls.name!r} exists: {other!r}; choose another name")
     known[cls.name] = cls  # a notebook cell that is run again replaces its class
+
+
+def find(argument: str, given: Any, base: type[Any], known: Mapping[str, type[Any]]) -> Any:
+    """The object of a registered name, or an object of the base class as it is."""
+    if isinstance(given, base):
+        return given
+    if isinstance(given, type) and issubclass(given, base):
+        raise TypeError(f"{argument} is the class {given.__name__}, not an object; add brackets")
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} must be a name or a {base.__name__}, got {given!r}")
+    check_choice(argument, given, known)
+    return known[given]()
 
 
 @dataclass(frozen=True)
@@ -169,14 +182,7 @@ class RawDifference(Measure):
 
 def find_measure(measure: str | Measure) -> Measure:
     """The measure of a name, or the object as it is."""
-    if isinstance(measure, Measure):
-        return measure
-    if isinstance(measure, type) and issubclass(measure, Measure):
-        raise TypeError(f"measure is the class {measure.__name__}, not an object; add brackets")
-    if not isinstance(measure, str):
-        raise TypeError(f"measure must be a name or a Measure, got {measure!r}")
-    check_choice("measure", measure, MEASURES)
-    return MEASURES[measure]()
+    return cast(Measure, find("measure", measure, Measure, MEASURES))
 
 
 def percent(share: float) -> str:

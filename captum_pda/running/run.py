@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from tqdm.auto import tqdm
 
 from captum_pda import device_sync
@@ -402,19 +402,17 @@ def agree_on_plan(
         (perturbations_per_eval, call.given[0].device.type, measure.settings()),
     )
     contents = [device_sync.checksum(tensor) for tensor in call.given]
-    told = ranks.gather(
-        [*(zlib.crc32(repr(one).encode()) for one in (asked, contents)), sampling.seed]
-    )
+    told = ranks.gather([repr(asked), repr(contents), sampling.seed])
     for number, what in enumerate(("arguments", "inputs")):
         _check_same(told, number, what)
     return replace(sampling, seed=told[0][2])
 
 
-def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> None:
+def agree_on_model(modules: Iterable[Module], prior: object, seen: Tensor, ranks: Ranks) -> None:
     """Refuse ranks with different models or priors, which would each return another map.
 
     Args:
-        model: what is explained; the weights that it holds must be the same bit by bit.
+        modules: of the model; their weights must be the same bit by bit.
         prior: its settings must be the same.
         seen: the model's scores with everything seen, (N, columns), of one shape on all ranks; they
             may differ by rounding, since ranks may have different processors.
@@ -423,12 +421,12 @@ def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> 
     if ranks.count == 1:
         return
     with ranks.failing_together():
-        settings = zlib.crc32(repr(prior_settings(prior)).encode())
-        weights = weights_checksum(model)
+        settings = repr(prior_settings(prior))
+        weights = weights_checksum(modules)
     first = ranks.from_rank(0, seen)
     largest = float(first.abs().nan_to_num(0, 0, 0).max()) if first.numel() else 0.0
     same = torch.isclose(seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
-    told = ranks.gather([weights, settings, int(same.all())])
+    told = ranks.gather([weights, settings, bool(same.all())])
     _check_same(told, 0, "weights of the model")
     _check_same(told, 1, "priors (such as fitted to different data)")
     if not all(agrees for _, _, agrees in told):
@@ -439,7 +437,7 @@ def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> 
         )
 
 
-def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
+def _check_same(told: Sequence[Sequence[Any]], number: int, what: str) -> None:
     if len({numbers[number] for numbers in told}) > 1:
         raise ValueError(
             f"the ranks of the process_group were given different {what}; all of them explain "
