@@ -183,8 +183,9 @@ def _entry(table: Any, key: str, kind: type) -> Any:
         raise ValueError(f"what should have {key!r} is not a table")
     if key not in table:
         raise ValueError(f"its settings lack {key!r}")
-    value: Any = table[key]
-    if type(value) is not kind or (kind is int and not 0 <= value < 2**31):
+    value = table[key]
+    is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not is_kind or (kind is int and not 0 <= int(value) < 2**31):
         raise ValueError(f"{key!r} is {value!r}, which does not belong there")
     return value
 
