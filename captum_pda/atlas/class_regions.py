@@ -26,7 +26,7 @@ from captum_pda.files import write_whole
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.layers import NoFeatureMapError, last_feature_map
-from captum_pda.report.pictures import Display
+from captum_pda.report.pictures import display_range, rgb_bytes
 
 Vector = npt.NDArray[np.float32]
 
@@ -116,7 +116,8 @@ def cut_regions(
     ]
     if not found:
         return []
-    pixels = Display.of(image[0].cpu(), mean, std).bytes(image[0].cpu())
+    photo_pixels = image[0].cpu()
+    pixels = rgb_bytes(photo_pixels, *display_range(photo_pixels, mean, std))
     crops = [_crop(pixels, region) for region in found]
     maps = None if model is None else feature_map(model, image)
     features = (

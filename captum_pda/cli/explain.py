@@ -47,7 +47,7 @@ from captum_pda.cli.options import (
 from captum_pda.cli.photos import Photo, intensity_option, read_photo, roi_image
 from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
 from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
-from captum_pda.datasets.explain_dataset import DatasetSummary, Job, ResultWriter
+from captum_pda.datasets.explain_dataset import DatasetSummary, ResultWriter, explain_examples
 from captum_pda.datasets.result_folder import Example
 from captum_pda.distributed import OtherRankError, Ranks
 from captum_pda.files import counted
@@ -212,7 +212,7 @@ def explain_photos(
             engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
     explainer.engine = ranks.gather(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
-    return Job(explainer, photos, writer).run(ranks, title, "photo", options.debug)
+    return explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
 
 
 class PhotoSet:

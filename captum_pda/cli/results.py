@@ -38,7 +38,7 @@ from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
 from captum_pda.model.measures import Measure
-from captum_pda.report.report import ReportedPhoto, ReportOptions, report_page
+from captum_pda.report.report import report_page
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
@@ -113,7 +113,7 @@ class PhotoWriter:
         settings = {**self.settings, **self.notes, **record.settings}
         if place.volume is not None:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
-            content = nifti_file(maps.numpy(), np.array(record.source["affine"]))
+            content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
             write_result(place.volume, content, self.overwrite)
         title = place.photo.name
         if self.plan.folder is not None and place.picture is not None:
@@ -263,12 +263,13 @@ def photo_page(
     truth = true_class(photo, explanation.labels)
     return report_page(
         {explanation.method.partition(",")[0]: explanation.evidence},
-        ReportedPhoto(title, explanation.labels, *colours, truth),
-        ReportOptions(
-            targets=[classes[0] for classes in answers],
-            contrast=None if pair is None else (pair[0], pair[1]),
-            settings=settings,
-        ),
+        title,
+        explanation.labels,
+        *colours,
+        truth=truth,
+        targets=[classes[0] for classes in answers],
+        contrast=None if pair is None else (pair[0], pair[1]),
+        settings=settings,
         test=explanation.answers[0].test or False,
     )
 

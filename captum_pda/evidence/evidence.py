@@ -384,7 +384,7 @@ class WindowEvidence:
         """
         from captum_pda.report import evidence_html
 
-        return evidence_html(self, path, target, example, **options)
+        return evidence_html(self, path, target, example=example, **options)
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -56,6 +56,7 @@ class StrongRegion:
         measure: what evidence is measured in.
         tied: whether the next region of the list is about as strong, so that the two might change
             places with other superpixels, or in a JPEG of the same photo.
+        number, regions: its number among the regions of its size, and all of these.
 
     Example::
 
@@ -72,6 +73,8 @@ class StrongRegion:
     uncertain: bool
     measure: Measure
     tied: bool = False
+    number: int = -1
+    regions: Regions | None = None
 
     @property
     def corner(self) -> tuple[int, ...]:
@@ -195,6 +198,8 @@ def strongest_regions(
                     bool(disagree or not size.carried[row]),
                     evidence.measure,
                     bool(following) and abs(value) - abs(following) < CLOSE_SHARE * abs(value),
+                    number,
+                    size.regions,
                 )
             )
     return lists

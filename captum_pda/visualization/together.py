@@ -16,16 +16,16 @@ from captum_pda.visualization.drawing import (
     FOR,
     Floats,
     Image,
-    check_panels,
+    Numbers,
+    checked_scale,
     draw_map,
     draw_picture,
-    evidence_scale,
     finish,
+    innermost,
     mark,
-    new_figure,
     outline_pixels,
+    panels_for,
     picture,
-    roomiest_place,
     show,
 )
 
@@ -40,8 +40,8 @@ def visualize_interactions(
     target: TargetType = None,
     image: Image | None = None,
     n: int = 8,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     title: str | None = None,
     plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
     fig_size: tuple[float, float] = (9.5, 4.8),
@@ -73,15 +73,11 @@ def visualize_interactions(
     """
     game = interactions.coalitions
     shown = _picture(game.evidence.inputs[0][game.example] if image is None else image, mean, std)
-    if plt_fig_axis is None:
-        figure = new_figure(fig_size, use_pyplot)
-        axes = list(np.ravel(figure.subplots(1, 2)))
-    else:
-        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 2)
+    figure, axes = panels_for(plt_fig_axis, 2, fig_size, use_pyplot)
     draw_picture(axes[0], 0.35 + 0.65 * shown)
     lost = interactions.lost(target).cpu().numpy()
     colours = [FOR if value >= 0 else AGAINST for value in lost]
-    places = [roomiest_place(pixels) for pixels in interactions.pixels]
+    places = [innermost(pixels)[::-1] for pixels in interactions.pixels]
     for pixels, colour in zip(interactions.pixels, colours, strict=True):
         outline_pixels(axes[0], pixels, colour)
     pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
@@ -107,16 +103,14 @@ def visualize_interactions(
     )
     values = interactions.values(target).cpu().double().numpy()
     np.fill_diagonal(values, np.nan)
-    scale = evidence_scale(np.nan_to_num(values)[..., None]) or 1.0
-    drawn = draw_map(axes[1], values, scale, cmap="PuOr_r")
+    drawn = draw_map(axes[1], values, checked_scale(None, values), cmap="PuOr_r")
     axes[1].set_xticks(range(len(values)))
     axes[1].set_yticks(range(len(values)))
     axes[1].tick_params(labelsize=7, length=0)
     axes[1].set_title("interaction of each pair", fontsize=10)
     bar = figure.colorbar(drawn, ax=axes[1], shrink=0.8)
     bar.set_label(game.evidence.measure.label, fontsize=8)
-    if plt_fig_axis is None and use_pyplot:
-        show()
+    show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -124,8 +118,8 @@ def visualize_parts(
     parts: DecidingPart | Sequence[DecidingPart],
     image: Image,
     names: Sequence[str] | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
     """Draw the parts that decide an answer: sufficient ones by themselves, necessary ones faded.
@@ -148,8 +142,8 @@ def visualize_parts(
     if not several:
         raise ValueError("parts is empty: there is nothing to draw")
     shown = _picture(image, mean, std)
-    figure = new_figure((3.6 * len(several), 4.0), use_pyplot)
-    axes = list(np.ravel(figure.subplots(1, len(several))))
+    size = 3.6 * len(several), 4.0
+    figure, axes = panels_for(None, len(several), size, use_pyplot)
     for panel, part in zip(axes, several, strict=True):
         seen = part.pixels if part.alone else ~part.pixels
         draw_picture(panel, np.where(seen[..., None], shown, 0.8 + 0.2 * shown))
@@ -157,14 +151,11 @@ def visualize_parts(
         finish(panel, None)
         words = part.described(names)
         panel.set_title(words.replace(": ", ":\n", 1).replace(", ", ",\n", 1), fontsize=9)
-    if use_pyplot:
-        show()
+    show(use_pyplot)
     return figure, axes
 
 
-def _picture(
-    image: Image, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
-) -> Floats:
+def _picture(image: Image, mean: Numbers, std: Numbers) -> Floats:
     if image.ndim != 3:
         raise ValueError(
             f"the image has shape {tuple(image.shape)}; this draws images (C, height, width). "
