@@ -98,7 +98,7 @@ def settings_of(pda: PerturbationPDA) -> dict[str, Any]:
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
     """The target as given, or without one the predicted class of each example."""
     if target is None and evidence.measure.needs_probabilities and len(evidence.output_shape) == 1:
-        return device_sync.as_integers(evidence.scores.argmax(dim=1))
+        return [int(column) for column in evidence.scores.argmax(dim=1).tolist()]
     return target
 
 
