@@ -272,7 +272,7 @@ class TreePDA(PerturbationPDA):
         explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
         place, seen = self._place(call), explained.scores(outputs)
         asker = Asker(call, place, explained, seen, Sampling(), rows)
-        quantity = self._reading(explained).quantity(None)
+        quantity = self._measured(explained).quantity(None)
         n_passes, title = n_evaluations * len(images), None
         if given["show_progress"]:
             title = self.get_name()

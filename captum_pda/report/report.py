@@ -22,6 +22,7 @@ from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
     CLOSE_SHARE,
     LEAST_SHARE,
+    StrongRegion,
     listed_regions,
     strongest_regions,
 )
@@ -355,7 +356,7 @@ def _part_header(
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
     """What regions say in one context: scores as differences from those before the change."""
-    context, measure = CONTEXTS[part.context], part.reading.measure
+    context, measure = CONTEXTS[part.context], part.outputs.measure
     reference = in_double(part.reference[number, columns]).detach().cpu()
     scores = in_double(part.scores[number][:, columns]).detach().cpu().T
     # A region speaks for what is lost without it, and for what it adds by itself.
@@ -417,12 +418,24 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    place = next(place for place, group in enumerate(groups) if group["rank"] == 0)
+    order = sorted(range(len(groups)), key=lambda place: groups[place]["rank"])
+
+    def group_of(region: StrongRegion) -> int:
+        regions = region.regions
+        assert regions is not None
+        own = {"space": list(regions.space), "count": len(regions)}
+        for place in order:
+            group = groups[place]
+            named = group["depth"] != "input" or group["title"] == regions.title
+            if named and own.items() <= group.items():
+                return place
+        return order[0]
+
     kinds = strongest_regions(evidence, column, N_LISTED, second, number)
     return {
         kind: [
             {
-                "group": place,
+                "group": group_of(region),
                 "region": region.number,
                 "value": region.value,
                 "answers": region.answers(),

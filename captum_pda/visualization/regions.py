@@ -254,7 +254,7 @@ def _named(
     evidence: WindowEvidence, target: TargetType, name: str | None, number: int
 ) -> tuple[TargetType, str]:
     """The output to draw, the most probable one where none was asked for, and its name."""
-    only_one = evidence.reading.summed or evidence.scores.shape[1] == 1
+    only_one = evidence.outputs.summed or evidence.scores.shape[1] == 1
     if target is not None or only_one:
         return target, name or "the input"
     top = evidence.top(number)
