@@ -32,11 +32,7 @@ class OtherRankError(RuntimeError):
 
 
 class Ranks:
-    """The processes that share a task.
-
-    Args:
-        group: a process group of ``torch.distributed``, or None for this process alone.
-    """
+    """The processes of a group of ``torch.distributed``; this one alone, if the group is None."""
 
     def __init__(self, group: Any = None) -> None:
         self.group = group

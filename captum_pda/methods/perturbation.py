@@ -27,7 +27,7 @@ from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
 from captum_pda.engines.audit import warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
-from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, MeasuredOutputs, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_count, check_tolerance
@@ -247,22 +247,22 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
-    def _reading(self, explained: ExplainedOutputs) -> Reading:
+    def _measured(self, explained: ExplainedOutputs) -> MeasuredOutputs:
         """How scores of these outputs become evidence."""
         summed = explained.region is not None
-        return Reading(explained.kept_shape, self.output, self.measure, summed)
+        return MeasuredOutputs(explained.kept_shape, self.output, self.measure, summed)
 
     def _evidence_of(self, run: Run) -> WindowEvidence:
         """What is known of a run, by any rank, as evidence."""
         plan, place = run.plan, run.plan.parts[0].place
-        call, reading = place.call, self._reading(plan.explained)
+        call, outputs = place.call, self._measured(plan.explained)
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
-        parts = tuple(_evidence_part(*each, reading) for each in known)
+        parts = tuple(_evidence_part(*each, outputs) for each in known)
         ask = None
         if isinstance(call, ModelCall):
             ask = Asker(place, plan.explained, plan.seen, run.sampling, run.rows)
         return WindowEvidence(
-            call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
+            call.inputs, plan.seen, parts, outputs, call.is_tuple, self.prior, ask
         )
 
 
@@ -281,7 +281,7 @@ def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
 
 
 def _evidence_part(
-    part: Part, reference: Tensor, known: RegionScores, reading: Reading
+    part: Part, reference: Tensor, known: RegionScores, outputs: MeasuredOutputs
 ) -> EvidencePart:
     """What is known of the regions of a part. Regions that an example does not have change nothing,
     and what was not sampled is certain: its standard error is 0. What regions add to random sets is
@@ -299,7 +299,7 @@ def _evidence_part(
             certain = absent if part.context.is_sampled else absent | scores.isfinite()
             errors = errors.where(~certain, 0)
         scores = torch.where(absent, reference.unsqueeze(1), scores)
-    where = part.tensor, regions, part.context.name, reading
+    where = part.tensor, regions, part.context.name, outputs
     return EvidencePart(*where, reference, scores, drawn, errors, part.place.name)
 
 

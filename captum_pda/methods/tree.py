@@ -268,7 +268,7 @@ class TreePDA(PerturbationPDA):
         explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
         seen = explained.scores(outputs)
         asker = Asker(self._place(call), explained, seen, Sampling(), rows)
-        quantity = self._reading(explained).quantity(None)
+        quantity = self._measured(explained).quantity(None)
         n_passes = n_evaluations * len(images)
         title = self.get_name() if given["show_progress"] else None
         trees: list[OwenTree] = []

@@ -25,16 +25,13 @@ MOST_EXTRA_TOKENS = 8
 
 @dataclass(frozen=True)
 class MapLayout:
-    """Where channels and places of a feature map are in a tensor.
+    """Where channels and places of a feature map are in a tensor."""
 
-    Args:
-        space: the map's spatial shape.
-        extra: tokens before those of the places, which are left alone.
-        kind: "channels first", "channels last" or "tokens" (N, tokens, channels).
-    """
-
+    #: The map's spatial shape.
     space: tuple[int, ...]
+    #: How many tokens come before those of the places, and are left alone.
     extra: int = 0
+    #: "channels first", "channels last" or "tokens" (N, tokens, channels).
     kind: str = "channels first"
 
     def to_map(self, values: Tensor) -> Tensor:
@@ -65,10 +62,8 @@ def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | No
 
     A tensor with as many spatial dimensions as the input has its channels first, or last if only
     the dimensions in the middle have the input's proportions. For images, (N, tokens, channels) is
-    the grid of a transformer's patches, after its class token and registers.
-
-    Returns:
-        None for a tensor without a feature map, such as pooled features.
+    the grid of a transformer's patches, after its class token and registers. None for others, such
+    as pooled features.
     """
     #: Of square patches of every side.
     grids = [tuple(size // side for size in space) for side in range(1, min(space) + 1)]
@@ -95,13 +90,7 @@ def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a model.
-
-    Args:
-        module: the layer.
-        name: what to call it.
-        at_input: whether its inputs are meant, in place of what it returns.
-    """
+    """A layer of a model: what it returns or, ``at_input``, what it is called with."""
 
     module: nn.Module
     name: str
@@ -123,12 +112,10 @@ class Layer:
             visits.append(None)
             return exchange(seen[-1])
 
-        register = (
-            self.module.register_forward_pre_hook
-            if self.at_input
-            else self.module.register_forward_hook
-        )
-        handle = register(hook)
+        if self.at_input:
+            handle = self.module.register_forward_pre_hook(hook)
+        else:
+            handle = self.module.register_forward_hook(hook)
         try:
             yield visits
         finally:
@@ -157,10 +144,6 @@ class LayerCall:
     that copy becomes as many as there are maps. A model that cannot go on from there, because it
     looks at the batch size early or joins the layer's output with earlier tensors, is run as a
     whole on all copies. Three maps are tried both ways to find out.
-
-    Args:
-        call: the model with the user's inputs.
-        layer: whose feature maps are changed.
 
     Attributes:
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.

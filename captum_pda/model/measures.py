@@ -112,71 +112,57 @@ MEASURES: dict[str, type[Measure]] = {}
 
 
 class WeightOfEvidence(Measure):
-    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2."""
+    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2, their odds
+    against each other, whatever else there is."""
 
-    name = "weight_of_evidence"
-    label = "weight of evidence (bits)"
-    unit = "bits"
+    name, label, unit = "weight_of_evidence", "weight of evidence (bits)", "bits"
 
     def value(self, scores: Tensor) -> Tensor:
-        """log2 p / (1 - p)."""
         return scores / LN2
 
     def slope(self, scores: Tensor) -> Tensor:
-        """1 / ln 2."""
         return torch.full_like(scores, 1 / LN2)
 
     def contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        """log2 p_1 / p_2: the odds of the one against the other, whatever else there is."""
         return InformationDifference().contrast(first, second)
 
 
 class ProbabilityDifference(Measure):
     """The probability p itself, as in the paper's Algorithm 3."""
 
-    name = "probability_difference"
-    label = "difference of probability"
+    name, label = "probability_difference", "difference of probability"
     unit = "of probability"
 
     def value(self, scores: Tensor) -> Tensor:
-        """The probability p."""
         return torch.sigmoid(scores)
 
     def slope(self, scores: Tensor) -> Tensor:
-        """p (1 - p)."""
         return torch.sigmoid(scores) * torch.sigmoid(-scores)
 
 
 class InformationDifference(Measure):
     """Bits of probability, log2 p."""
 
-    name = "information_difference"
-    label = "difference of information (bits)"
+    name, label = "information_difference", "difference of information (bits)"
     unit = "bits"
 
     def value(self, scores: Tensor) -> Tensor:
-        """log2 p."""
         return F.logsigmoid(scores) / LN2
 
     def slope(self, scores: Tensor) -> Tensor:
-        """(1 - p) / ln 2."""
         return torch.sigmoid(-scores) / LN2
 
 
 class RawDifference(Measure):
     """Outputs as they are, for ``output="raw"``: hidden units, regression, similarity."""
 
-    name = "raw"
-    label = "difference of the output"
-    unit = "of the output"
+    name, label, unit = "raw", "difference of the output", "of the output"
     needs_probabilities = False
 
     def value(self, scores: Tensor) -> Tensor:
-        """The output."""
         return scores
 
     def slope(self, scores: Tensor) -> Tensor:
-        """1."""
         return torch.ones_like(scores)
 
 

@@ -243,12 +243,10 @@ class Logits(OutputKind):
     """Logits of classes (dimension 1) that exclude each other; a single column is one sigmoid
     logit."""
 
-    name = "logits"
-    words = "of classes that exclude each other, before a softmax"
+    name, words = "logits", "of classes that exclude each other, before a softmax"
     are_logits = True
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Log-odds of every class against the others, without losing 1 - p to rounding."""
         logits = _widened(outputs)
         if not _are_several(logits):
             return logits
@@ -261,14 +259,13 @@ class Logits(OutputKind):
         return odds.scatter(1, best, top - others)
 
     def check(self, outputs: Tensor) -> None:
-        """Warn of a single number without a column, and of what looks like probabilities."""
         if outputs.dim() == 1:
             warn_user(
                 f"output={self.name!r} reads the model's one number per example as the logit of a "
                 "yes-or-no question; for a similarity, a distance or a regression use "
                 "output='raw'. A logit of shape (N, 1) says so without this warning"
             )
-        if not _are_several(outputs) or not _within_unit_interval(outputs):
+        if not _are_several(outputs) or not _look_like_probabilities(outputs):
             return
         apart = (outputs.float().sum(1) - 1).abs()
         if outputs.numel() >= ENOUGH_OUTPUTS or device_sync.is_true((apart < SUM_TOLERANCE).all()):
@@ -282,11 +279,9 @@ class Logits(OutputKind):
 class MultilabelLogits(Logits):
     """A sigmoid logit for each label: each is a yes-or-no question of its own."""
 
-    name = "multilabel"
-    words = "logits of labels, each before a sigmoid of its own"
+    name, words = "multilabel", "logits of labels, each before a sigmoid of its own"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """A logit is the log-odds."""
         return _widened(outputs)
 
 
@@ -297,8 +292,7 @@ class Probabilities(OutputKind):
     rounding, both readings agree, and the sum of the others has kept what 1 - p has lost.
     """
 
-    name = "probabilities"
-    words = "of either, after the softmax or sigmoids"
+    name, words = "probabilities", "of either, after the softmax or sigmoids"
 
     def scores(self, outputs: Tensor) -> Tensor:
         """log p - log(1 - p), where 1 - p is the sum of the others if they compete."""
@@ -317,15 +311,13 @@ class Probabilities(OutputKind):
         return values.clamp_min(smallest).log() - complement.log()
 
     def check(self, outputs: Tensor) -> None:
-        """Refuse values outside of [0, 1]."""
-        if not _within_unit_interval(outputs):
+        if not _look_like_probabilities(outputs):
             raise ValueError(
                 f"output={self.name!r} but the model returned values outside [0, 1]; if they "
                 "are scores before a softmax or sigmoid, use output='logits'"
             )
 
     def warn_of_rounding(self, dtype: torch.dtype, scores: Iterable[Tensor]) -> None:
-        """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
         largest, at_one = -math.log(_smallest(dtype)), -math.log(torch.finfo(dtype).eps / 2)
         for each in scores:
             rounded = (each.abs() >= largest - 1e-3) | ((each - at_one).abs() < 1e-3)
@@ -341,20 +333,16 @@ class Probabilities(OutputKind):
 class RawOutputs(OutputKind):
     """Plain numbers, compared as they are: hidden units, regression, similarity."""
 
-    name = "raw"
-    words = "plain numbers, as of a regression"
+    name, words = "raw", "plain numbers, as of a regression"
     has_probabilities = False
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """The outputs."""
         return _widened(outputs)
 
     def average(self, scores: Tensor) -> Tensor:
-        """The mean."""
         return scores.mean(dim=0)
 
     def average_error(self, scores: Tensor) -> Tensor:
-        """s / sqrt(S), with s the samples' standard deviation."""
         return scores.std(dim=0) / math.sqrt(len(scores))
 
 
@@ -372,7 +360,7 @@ def _are_several(outputs: Tensor) -> bool:
     return outputs.dim() > 1 and outputs.shape[1] > 1
 
 
-def _within_unit_interval(outputs: Tensor) -> bool:
+def _look_like_probabilities(outputs: Tensor) -> bool:
     return device_sync.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
 
 
@@ -448,13 +436,8 @@ class ExplainedOutputs:
         return torch.cat([self.for_example(n)(outputs[n : n + 1]) for n in range(len(outputs))])
 
     def watched_columns(self, target: TargetType, scores: Tensor, name: str) -> list[int]:
-        """The column of each example that ``target`` means; without one, the predicted class's.
-
-        Args:
-            target: as in ``target_columns``.
-            scores: of all columns with everything seen, (N, columns).
-            name: what to call the argument in an error.
-        """
+        """The column of each example that ``target`` means; without one, that of the largest of
+        its scores (N, columns). Errors call the target ``name``."""
         if target is None and self.kind.has_probabilities and len(self.output_shape) <= 1:
             predicted: list[int] = scores.argmax(dim=1).tolist()
             return predicted

@@ -163,7 +163,7 @@ class Asker:
         with evaluation_mode(self.call.forward_func):
             for places, samples in score_regions(prepared, boxes, copies, read, advance):
                 if len(samples) == len(copies):
-                    yield from zip(device_sync.as_integers(places), samples.unbind(1), strict=True)
+                    yield from zip(places.tolist(), samples.unbind(1), strict=True)
 
     def _copies(
         self, number: int, hidden: Tensor, context: str, where: Bounds | None, sampling: Sampling

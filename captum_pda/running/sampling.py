@@ -118,7 +118,7 @@ def score_regions(
     rounds: list[Tensor] = []
     done = 0
     for count in checks(len(fills)) if enough else [len(fills)]:
-        some = windows.pick(device_sync.as_integers(running)) if done else windows
+        some = windows.pick(running.tolist()) if done else windows
         try:
             new = fills[done:count, running] if done else fills[:count]
             rounds.append(prepared.scores(some, new, read, advance))
@@ -146,7 +146,7 @@ def _finished_samples(regions: Tensor, samples: Tensor) -> Iterator[tuple[Tensor
     """Regions with the samples (n, W, columns) that are not NaN, those of as many together."""
     is_done = ~samples.isnan().all(dim=2)
     counts = is_done.sum(dim=0)
-    for count in set(device_sync.as_integers(counts)) - {0}:
+    for count in set(counts.tolist()) - {0}:
         some = counts == count
         first = is_done[:, some].int().argsort(dim=0, descending=True, stable=True)[:count]
         index = first[..., None].expand(-1, -1, samples.shape[2])
