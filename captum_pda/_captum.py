@@ -10,30 +10,23 @@ from captum._utils.common import (
     _format_output,
     _format_tensor_into_tuples,
 )
-from captum._utils.typing import TargetType, TensorOrTupleOfTensorsGeneric
-from captum.attr import GradientAttribution, LayerAttribution, PerturbationAttribution
+from captum._utils.typing import TargetType as TargetType
+from captum._utils.typing import TensorOrTupleOfTensorsGeneric as TensorOrTupleOfTensorsGeneric
+from captum.attr import GradientAttribution as GradientAttribution
+from captum.attr import LayerAttribution as LayerAttribution
+from captum.attr import PerturbationAttribution as PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor
 from torch.nn import Module
 
-
-def format_additional_forward_args(additional_forward_args: object) -> tuple[Any, ...] | None:
-    """The arguments as a tuple, or None."""
-    formatted: tuple[Any, ...] | None = _format_additional_forward_args(additional_forward_args)
-    return formatted
-
-
-def format_output(is_tuple: bool, output: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    """A tuple where the inputs were one, otherwise its only tensor."""
-    formatted: Tensor | tuple[Tensor, ...] = _format_output(is_tuple, output)
-    return formatted
-
-
-def format_tensor_into_tuples(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The inputs as a tuple."""
-    formatted: tuple[Tensor, ...] = _format_tensor_into_tuples(inputs)
-    return formatted
-
+#: Further arguments of a model as a tuple, or None.
+format_additional_forward_args: Callable[[object], tuple[Any, ...] | None]
+format_additional_forward_args = _format_additional_forward_args
+#: A tuple where the inputs were one, otherwise its only tensor.
+format_output: Callable[[bool, tuple[Tensor, ...]], Tensor | tuple[Tensor, ...]] = _format_output
+#: The inputs as a tuple.
+format_tensor_into_tuples: Callable[[Tensor | tuple[Tensor, ...]], tuple[Tensor, ...]]
+format_tensor_into_tuples = _format_tensor_into_tuples
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,18 +92,3 @@ def method_repr(method: Any, default_prior: object, **further: object) -> str:
         shown["layer"] = type(shown["layer"]).__name__
     arguments = [model, *(f"{name}={value!r}" for name, value in shown.items())]
     return f"{type(method).__name__}({', '.join(arguments)})"
-
-
-__all__ = [
-    "GradientAttribution",
-    "LayerAttribution",
-    "PerturbationAttribution",
-    "TargetType",
-    "TensorOrTupleOfTensorsGeneric",
-    "captum_method",
-    "format_additional_forward_args",
-    "format_output",
-    "format_tensor_into_tuples",
-    "method_repr",
-    "readable_name",
-]

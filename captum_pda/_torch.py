@@ -6,7 +6,7 @@ What moved in a new PyTorch is mended here; ``tests/house/test_torch_names.py`` 
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -58,26 +58,22 @@ def default_store() -> Any:
 #: each now, and what restores the user's own. The compiler is one for all threads.
 _n_blocks = {"force_eager": 0, "eager_on_recompile": 0}
 _stance: str | None = None
-_restore: Any = None
+_restore = ExitStack()
 _lock = threading.Lock()
 
 
-class _EagerBefore26:
+@contextmanager
+def _eager_before_26() -> Iterator[None]:
     """What ``set_stance("force_eager")`` is since PyTorch 2.6: compiled functions run as they were
     written where ``torch.fx`` says that it traces, if that is not to be an error."""
-
-    def __init__(self) -> None:
-        self._config = sys.modules["torch._dynamo"].config
-        self._fx: Any = sys.modules["torch.fx._symbolic_trace"]
-        self._before = self._config.error_on_nested_fx_trace, self._fx._is_fx_tracing_flag
-        self._set(False, True)
-
-    def __exit__(self, *_: object) -> None:
-        self._set(*self._before)
-
-    def _set(self, is_error: bool, traces: bool) -> None:
-        self._config.error_on_nested_fx_trace = is_error
-        self._fx._is_fx_tracing_flag = traces
+    config: Any = sys.modules["torch._dynamo"].config
+    fx: Any = sys.modules["torch.fx._symbolic_trace"]
+    before = config.error_on_nested_fx_trace, fx._is_fx_tracing_flag
+    config.error_on_nested_fx_trace, fx._is_fx_tracing_flag = False, True
+    try:
+        yield
+    finally:
+        config.error_on_nested_fx_trace, fx._is_fx_tracing_flag = before
 
 
 def without_compiler() -> AbstractContextManager[None]:
@@ -109,30 +105,16 @@ def _in_stance(stance: str) -> Iterator[None]:
 
 def _update_stance() -> None:
     """Set the strictest stance that a block asks for, or the user's own after the last block."""
-    global _stance, _restore
+    global _stance
     wanted = next((stance for stance, n_blocks in _n_blocks.items() if n_blocks), None)
     if wanted == _stance:
         return
-    if _restore is not None:
-        _restore.__exit__(None, None, None)
-        _restore = None
+    _stance = wanted
+    _restore.close()
     if wanted is not None:
         set_stance = getattr(torch.compiler, "set_stance", None)
-        _restore = set_stance(wanted) if set_stance is not None else _EagerBefore26()
-        users = getattr(getattr(_restore, "prev", None), "stance", "default")
+        block = _eager_before_26() if set_stance is None else set_stance(wanted)
+        _restore.enter_context(block)
+        users = getattr(getattr(block, "prev", None), "stance", "default")
         if wanted == "eager_on_recompile" and users != "default":
-            _restore.__exit__(None, None, None)  # what the user has set is stricter
-    _stance = wanted
-
-
-__all__ = [
-    "default_store",
-    "make_wrapper_subclass",
-    "nn_functions",
-    "operator_schemas",
-    "version",
-    "without_compiler",
-    "without_compiling",
-    "without_torch_function",
-    "without_torch_function_modes",
-]
+            _restore.close()  # what the user has set is stricter

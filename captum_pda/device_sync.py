@@ -23,15 +23,6 @@ def all_finite(values: Tensor) -> bool:
     return is_true(torch.isfinite(values).all())
 
 
-def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape and values; NaN equals NaN."""
-    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-        return False
-    if torch.equal(one, other):
-        return True
-    return is_true(((one == other) | ((one != one) & (other != other))).all())
-
-
 def wait(values: Tensor) -> None:
     """Wait until the device has worked these out."""
     all_finite(values)
@@ -40,11 +31,6 @@ def wait(values: Tensor) -> None:
 def as_float(value: Tensor) -> float:
     """The value of a one-element tensor."""
     return float(value)
-
-
-def as_integers(values: Tensor) -> list[int]:
-    """The values of a one-dimensional integer tensor."""
-    return [int(value) for value in values.cpu().tolist()]
 
 
 def checksum(values: Tensor) -> int:
@@ -58,15 +44,12 @@ def draw_seed(generator: torch.Generator | None) -> int:
     random state is followed but never advanced."""
     if generator is None:
         return torch.initial_seed()
-    draw = torch.randint(2**62, (1,), generator=generator, device=generator.device)
-    return int(draw)
+    return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
 def generator_for(numbers: Sequence[int], device: torch.device) -> torch.Generator:
-    """A generator whose draws depend on these numbers, and so not on how much was drawn before.
-
-    The first is a seed. Zeros at the end count for nothing.
-    """
+    """A generator whose draws depend on a seed and further numbers, and so not on how much was
+    drawn before. Zeros at the end count for nothing."""
     words = list(numbers)
     while len(words) > 2 and words[-1] == 0:
         words.pop()

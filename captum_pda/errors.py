@@ -48,13 +48,10 @@ INTERNAL = {"captum_pda", "captum", "contextlib", "torch.utils._contextlib"}
 
 def warn_user(message: str) -> None:
     """Warn at the innermost line that is neither this library's nor Captum's."""
-    level = 2
-    frame = sys._getframe(1)
-    while frame.f_back and _is_internal(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-        level += 1
+    frame, level = sys._getframe(), 1
+    while frame.f_back:
+        module = frame.f_globals.get("__name__", "")
+        if not {module, module.partition(".")[0]} & INTERNAL:
+            break
+        frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
-
-
-def _is_internal(module: str) -> bool:
-    return module in INTERNAL or module.partition(".")[0] in INTERNAL

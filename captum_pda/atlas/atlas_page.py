@@ -17,12 +17,7 @@ from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import jpeg
 from captum_pda.visualization.drawing import AGAINST, FOR, new_figure, show
 
-PAGE = Page(
-    "Atlas",
-    "atlas.html",
-    ("base.css", "atlas.css"),
-    ("block.js", "elements.js", "numbers.js", "atlas.js"),
-)
+PAGE = Page("Atlas", "atlas.html", "base atlas", "block elements numbers atlas")
 CROP_QUALITY = 80
 #: Letters of a group's name that fit in a line.
 NAME_LETTERS = 28

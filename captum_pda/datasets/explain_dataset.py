@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from captum_pda.datasets.result_folder import Example, Record, describe, described, record_of
 from captum_pda.device_sync import generator_for
-from captum_pda.distributed import Display, Ranks, share_work
+from captum_pda.distributed import Ranks, share_work
 from captum_pda.errors import warn_user
 from captum_pda.fingerprints import fingerprint
 
@@ -35,16 +36,6 @@ class ResultWriter(Protocol):
     def write(self, number: int, attributions: Any, record: Record) -> None:
         """Keep the result of an example, whole or not at all."""
         ...
-
-
-#: Comparing stored results shows no progress bar if it takes less.
-SECONDS_UNSEEN = 1.0
-#: The methods of a writer, and what they are called with.
-WRITER_METHODS = {
-    "start": ("settings",),
-    "stored": ("number",),
-    "write": ("number", "attributions", "record"),
-}
 
 
 @dataclass(frozen=True)
@@ -123,18 +114,20 @@ def explain_dataset(
             f"data={data!r} must have a length and be indexed by number, as a map-style Dataset "
             "is; read an iterable one into a list first"
         )
-    check_writer(writer)
-    job = Job(attribution, examples, writer, target, arguments)
-    return job.run(Ranks(process_group), Display("Explaining" if show_progress else None))
+    _check_writer(writer)
+    title, ranks = "Explaining" if show_progress else None, Ranks(process_group)
+    return explain_examples(
+        attribution, examples, writer, ranks, title, target=target, arguments=arguments
+    )
 
 
-def check_writer(writer: Any) -> None:
+def _check_writer(writer: Any) -> None:
     """Refuse a writer that lacks a method of ``ResultWriter``, or has one of other arguments."""
     if isinstance(writer, type):
         raise TypeError(f"writer={writer.__name__} is a class; pass an object, {writer.__name__}()")
-    for name, arguments in WRITER_METHODS.items():
-        method = getattr(writer, name, None)
-        call = f"{name}({', '.join(arguments)})"
+    for name in ("start", "stored", "write"):
+        _, *arguments = inspect.signature(getattr(ResultWriter, name)).parameters
+        method, call = getattr(writer, name, None), f"{name}({', '.join(arguments)})"
         if not callable(method):
             raise TypeError(
                 f"writer={writer!r} has no method {name}; a writer needs {call}, as ResultFolder "
@@ -148,126 +141,109 @@ def check_writer(writer: Any) -> None:
             raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
 
 
-@dataclass(frozen=True, eq=False)
-class Job:
-    """Examples to explain, by what, and where the results go; as for ``explain_dataset``."""
+#: Whether an example was done before, why a stored result did not count, and whether that is for
+#: another reason than other data.
+_Outcome: TypeAlias = tuple[bool, str | None, bool]
+_NOT_STORED: _Outcome = (False, None, False)
 
-    attribution: Any
-    examples: Any
-    writer: ResultWriter
-    target: Any = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, ranks: Ranks, display: Display) -> DatasetSummary:
-        """Explain what is not done yet, shared by all ranks."""
-        settings, unknown = describe(self.attribution, self.target, self.arguments)
+def explain_examples(
+    attribution: Any,
+    examples: Any,
+    writer: ResultWriter,
+    ranks: Ranks,
+    title: str | None,
+    unit: str = "example",
+    tracebacks: bool = False,
+    target: Any = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> DatasetSummary:
+    """Explain what is not done yet, shared by all ranks; arguments as for ``explain_dataset`` and
+    ``share_work``."""
+    arguments = arguments or {}
+    forward_func = getattr(attribution, "forward_func", None)
+    settings, unknown = describe(attribution, target, arguments)
+    for turn in (True, False):  # the first rank writes the settings, and the others compare theirs
         with ranks.failing_together():
-            # The first rank writes the settings, and the others compare theirs.
-            if ranks.rank == 0:
-                self.writer.start(settings)
-        with ranks.failing_together():
-            if ranks.rank > 0:
-                self.writer.start(settings)
-        # Stored results are compared first, which is quick: then the others take about as long
-        # each, and the time left can be estimated.
-        before = share_work(
-            len(self.examples),
-            lambda number: self._compare(number, unknown),
-            ranks,
-            replace(display, title=display.title and "Comparing", delay=SECONDS_UNSEEN),
-        )
-        left = [number for number in range(len(self.examples)) if number not in before.failed]
-        left = [number for number in left if not before.returned[number].is_skipped]
-        done = share_work(
-            len(left), lambda place: self._explain(left[place], unknown), ranks, display
-        )
-        explained = {left[place]: outcome for place, outcome in done.returned.items()}
-        outcomes = {**before.returned, **explained}
-        failed = before.failed | {left[place]: why for place, why in done.failed.items()}
-        outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
-        outdated = {number: one.change for number, one in outcomes.items() if one.change}
-        surprising = {number: one.change for number, one in outcomes.items() if one.is_surprising}
-        if surprising and ranks.rank == 0:
-            first, reason = next(iter(surprising.items()))
-            warn_user(
-                f"{len(surprising)} of {len(outcomes)} stored results did not count and "
-                f"were explained anew; of example {first}, {reason}"
-            )
-        n_skipped = sum(one.is_skipped for one in outcomes.values())
-        return DatasetSummary(
-            len(outcomes) - n_skipped, n_skipped, dict(sorted(failed.items())), outdated
-        )
+            if (ranks.rank == 0) is turn:
+                writer.start(settings)
 
-    def _compare(self, number: int, unknown: list[str]) -> Outcome:
-        """Whether a stored result of an example counts."""
-        stored = self.writer.stored(number)
-        if stored is None:
-            return Outcome()
-        return _compare(self._recorded(number)[1], stored, unknown)
-
-    def _explain(self, number: int, unknown: list[str]) -> Outcome:
-        """Explain an example, unless a result that counts has come in the meantime."""
-        example, record = self._recorded(number)
-        outcome = Outcome()
-        if (stored := self.writer.stored(number)) is not None:
-            outcome = _compare(record, stored, unknown)
-        if not outcome.is_skipped:
-            batch, target = example.inputs.unsqueeze(0), self._target_of(example)
-            result = self.attribution.attribute(batch, target=target, **self._arguments_for(number))
-            self.writer.write(number, result, record)
+    def work(number: int, may_explain: bool) -> _Outcome:
+        stored = writer.stored(number)
+        if stored is None and not may_explain:
+            return _NOT_STORED
+        example = _on_device_of(forward_func, as_example(examples[number]))
+        own_target = example.target if target is None else target
+        extra = arguments.get("additional_forward_args")
+        record = record_of(example, described(own_target, []), forward_func, extra)
+        outcome = _NOT_STORED if stored is None else _compare(record, stored, unknown)
+        if may_explain and not outcome[0]:
+            own_arguments = {**arguments, **_own_generator(arguments.get("generator"), number)}
+            batch = example.inputs.unsqueeze(0)
+            result = attribution.attribute(batch, target=own_target, **own_arguments)
+            writer.write(number, result, record)
         return outcome
 
-    def _recorded(self, number: int) -> tuple[Example, Record]:
-        """An example on the model's device, and what its result is known by."""
-        example = Example.of(self.examples[number])
-        forward_func = getattr(self.attribution, "forward_func", None)
-        device = _device_of(forward_func) or example.inputs.device
-        example = replace(example, inputs=example.inputs.to(device))
-        extra = self.arguments.get("additional_forward_args")
-        target = described(self._target_of(example))[0]
-        return example, record_of(example, target, forward_func, extra)
-
-    def _target_of(self, example: Example) -> Any:
-        return example.target if self.target is None else self.target
-
-    def _arguments_for(self, number: int) -> dict[str, Any]:
-        """The arguments for an example, with draws of its own."""
-        generator = self.arguments.get("generator")
-        if not isinstance(generator, torch.Generator):
-            return dict(self.arguments)
-        seed = int(fingerprint(generator)[:15], 16)
-        return {**self.arguments, "generator": generator_for((seed, number), generator.device)}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of an example.
-
-    Args:
-        is_skipped: whether it was done before.
-        change: why a stored result did not count.
-        is_surprising: whether that is for another reason than other data.
-    """
-
-    is_skipped: bool = False
-    change: str | None = None
-    is_surprising: bool = False
+    # Stored results are compared first, which is quick: then the others take about as long each,
+    # and the time left can be estimated. The bar of this is seen if it takes more than a second.
+    compare = partial(work, may_explain=False)
+    bar = unit, tracebacks
+    outcomes, failed = share_work(
+        len(examples), compare, ranks, title and "Comparing", *bar, delay=1.0
+    )
+    left = [number for number, (was_done, *_) in sorted(outcomes.items()) if not was_done]
+    explained, not_explained = share_work(
+        len(left), lambda place: work(left[place], True), ranks, title, *bar
+    )
+    failed |= {left[place]: why for place, why in not_explained.items()}
+    outcomes |= {left[place]: one for place, one in explained.items()}
+    outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
+    surprising = [(number, change) for number, (_, change, odd) in outcomes.items() if odd]
+    if surprising and ranks.rank == 0:
+        warn_user(
+            f"{len(surprising)} of {len(outcomes)} stored results did not count and "
+            f"were explained anew; of example {surprising[0][0]}, {surprising[0][1]}"
+        )
+    n_done = sum(was_done for was_done, *_ in outcomes.values())
+    outdated = {number: change for number, (_, change, _) in outcomes.items() if change}
+    return DatasetSummary(len(outcomes) - n_done, n_done, dict(sorted(failed.items())), outdated)
 
 
-def _compare(record: Record, stored: Record, unknown: list[str]) -> Outcome:
+def as_example(item: Any) -> Example:
+    """The example of a data set's item: an input, or a pair of an input and its target."""
+    if isinstance(item, Example):
+        return item
+    is_pair = isinstance(item, tuple | list) and len(item) == 2
+    inputs, target = item if is_pair else (item, None)
+    if not isinstance(inputs, Tensor):
+        raise TypeError(
+            f"an item starts with {type(inputs).__name__} where a tensor (C, *space) was "
+            "expected; add a transform that makes one"
+        )
+    return Example(inputs, target.tolist() if isinstance(target, Tensor) else target)
+
+
+def _on_device_of(forward_func: Any, example: Example) -> Example:
+    first = next(forward_func.parameters(), None) if isinstance(forward_func, nn.Module) else None
+    return example if first is None else replace(example, inputs=example.inputs.to(first.device))
+
+
+def _own_generator(generator: Any, number: int) -> dict[str, torch.Generator]:
+    """Draws of its own for an example, from a generator that is left as it was."""
+    if not isinstance(generator, torch.Generator):
+        return {}
+    seed = int(fingerprint(generator)[:15], 16)
+    return {"generator": generator_for((seed, number), generator.device)}
+
+
+def _compare(record: Record, stored: Record, unknown: list[str]) -> _Outcome:
     """Whether a stored result counts, and if not, why."""
     if change := record.change_of_example(stored):
-        return Outcome(change=change)
+        return False, change, False
     change = record.change_of_model(stored)
     if change is None and unknown:
         change = (
             f"it is not known whether {unknown[0]} is the same; give its class a method "
             "settings() that returns what results depend on"
         )
-    return Outcome(change is None, change, change is not None)
-
-
-def _device_of(forward_func: Any) -> torch.device | None:
-    """Where the model is, if it can be known."""
-    first = next(forward_func.parameters(), None) if isinstance(forward_func, nn.Module) else None
-    return None if first is None else first.device
+    return change is None, change, change is not None

@@ -13,27 +13,22 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import PerturbationAttribution, TargetType, method_repr, readable_name
 from captum_pda.distributed import Ranks
-from captum_pda.engines import (
-    Engine,
-    EngineReport,
-    engine_for,
-    engine_settings,
-)
+from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
 from captum_pda.engines.audit import warn_of_rounding
 from captum_pda.errors import NonFiniteOutputError, attach_result
-from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, MeasuredOutputs, WindowEvidence
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_count
+from captum_pda.model.inputs import check_count, check_tolerance
 from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import OutputKind, find_output_kind
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_kind
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.protocol import Windows
 from captum_pda.running.ask import Asker
 from captum_pda.running.plan import Part, Place, make_plan, parts_of, with_tolerance
-from captum_pda.running.run import Run, agree_on_model, agree_on_plan
+from captum_pda.running.run import Run, agree_on_plan
 from captum_pda.running.sampling import RegionScores, Sampling
 
 if TYPE_CHECKING:
@@ -43,7 +38,6 @@ Documented = TypeVar("Documented", bound=Callable[..., Any])
 #: The arguments in a docstring, and one of them: its name, and its text with all further lines.
 SECTION = re.compile(r"^Args:\n((?: {4}.*\n?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
-ONE_FILL = Sampling()
 
 
 def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
@@ -53,11 +47,10 @@ def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented
     """
 
     def document(own: Documented) -> Documented:
-        entries = dict(ENTRY.findall(inspect.getdoc(other) or ""))
         text = inspect.cleandoc(own.__doc__ or "")
         if not SECTION.search(text):
             text = re.sub(r"\n\n(?=Returns:|Example::)|\Z", "\n\nArgs:\n\n", text, count=1)
-        entries |= dict(ENTRY.findall(text))
+        entries = dict(ENTRY.findall(f"{inspect.getdoc(other)}\n{text}"))
         names = inspect.signature(own).parameters
         listed = [f"    {name}: {entries[name]}\n" for name in names if name in entries]
         own.__doc__ = SECTION.sub(lambda _: "Args:\n" + "".join(listed), text).rstrip()
@@ -66,7 +59,37 @@ def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented
     return document
 
 
-class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
+class MethodSettings:
+    """What every method has: a model, a prior, and a way to read the model's outputs."""
+
+    forward_func: Callable[..., Any]
+
+    def _set(
+        self, prior: PatchPrior | None, output: str | OutputKind, measure: str | Measure
+    ) -> None:
+        self.prior = prior
+        self.output_kind = find_output_kind(output)
+        self.output = self.output_kind.name
+        self.measure = self.output_kind.measure(measure)
+
+    @classmethod
+    def get_name(cls) -> str:
+        """The name for titles: "Efficient PDA"."""
+        return readable_name(cls.__name__)
+
+    def __repr__(self) -> str:
+        return method_repr(self, DEFAULT_PRIOR)
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        return {
+            "prior": prior_settings(self.prior),
+            "output": self.output_kind.settings(),
+            "measure": self.measure.settings(),
+        }
+
+
+class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[misc]
     """Prediction difference analysis by replacing each window; see SampledPDA and EfficientPDA.
 
     Args:
@@ -94,8 +117,9 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
     ``evidence`` a WindowEvidence with NaN for the others.
     """
 
-    #: The prior's method that this algorithm calls.
+    #: The prior's method that this algorithm calls, and the contexts that are asked by default.
     _needs = "conditional_mean"
+    _context = "full"
 
     def __init__(
         self,
@@ -106,32 +130,16 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         engine: str | Engine = "auto",
         process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(forward_func)
-        self.prior = prior
-        self.output_kind = find_output_kind(output)
-        self.output = self.output_kind.name
-        self.measure = self.output_kind.measure(measure)
+        PerturbationAttribution.__init__(self, forward_func)
+        self._set(prior, output, measure)
         self.engine = engine_for(engine)
         Ranks(process_group)  # checks that it is one
         self.process_group = process_group
         self._report: EngineReport | None = None
 
-    @classmethod
-    def get_name(cls) -> str:
-        """The name for titles: "Efficient PDA"."""
-        return readable_name(cls.__name__)
-
-    def __repr__(self) -> str:
-        return method_repr(self, DEFAULT_PRIOR)
-
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
-        return {
-            "prior": prior_settings(self.prior),
-            "engine": engine_settings(self.engine),
-            "output": self.output_kind.settings(),
-            "measure": self.measure.settings(),
-        }
+        return {**super().settings(), "engine": engine_settings(self.engine)}
 
     def attribute_future(self, *arguments: Any, **options: Any) -> None:
         """Not implemented: a model is asked here and now."""
@@ -154,19 +162,34 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         """The inputs themselves, as a place to hide regions in."""
         return Place("input", call, self.engine, self.prior, self._needs, self._fills)
 
-    def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
+    def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
         """What is hidden, and where: here, the regions of the inputs that were asked for."""
-        return parts_of(self._place(call), **arguments)
+        asked = self._context if context is None else context
+        return parts_of(self._place(call), context=asked, **chosen)
+
+    def _map(self, given: dict[str, Any]) -> Any:
+        """What ``attribute`` returns, from its ``locals()``."""
+        del given["self"]
+        evidence = self._explain(**given)
+        return _check_finite(evidence, evidence.attribution())
+
+    def _all_evidence(self, given: dict[str, Any]) -> WindowEvidence:
+        """What ``evidence`` returns, from its ``locals()``."""
+        del given["self"]
+        evidence = self._explain(**given, all_outputs=True)
+        found: WindowEvidence = _check_finite(evidence, evidence)
+        return found
 
     def _explain(
         self,
         inputs: Tensor | tuple[Tensor, ...],
-        target: TargetType,
         additional_forward_args: object,
         perturbations_per_eval: int | None,
         show_progress: bool,
+        target: TargetType = None,
         all_outputs: bool = False,
-        sampling: Sampling = ONE_FILL,
+        n_samples: int = 1,
+        generator: torch.Generator | None = None,
         tolerance: float | None = None,
         tolerance_target: TargetType = None,
         **hidden: Any,
@@ -180,7 +203,11 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
         rows = perturbations_per_eval
         if rows is not None:
             rows = check_count("perturbations_per_eval", rows)
-        with evaluation_mode(self.forward_func):
+        n_samples = check_count("n_samples", n_samples)
+        tolerance = check_tolerance(tolerance)
+        keeps_errors = all_outputs and n_samples > 1
+        sampling = Sampling(n_samples, device_sync.draw_seed(generator), keeps_errors)
+        with evaluation_mode(self.forward_func) as modules:
             with ranks.failing_together():
                 call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
                 with torch.no_grad():
@@ -188,8 +215,8 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 parts = self._parts(call, **hidden)
                 plan = make_plan(parts, target, all_outputs, self.output_kind)
             sampling = with_tolerance(plan, sampling, tolerance, tolerance_target, self.measure)
-            sampling = agree_on_plan(plan, sampling, rows, self.measure, ranks)
-            agree_on_model(self.forward_func, self.prior, plan.seen, ranks)
+            given = (self.measure, modules, self.prior)
+            sampling = agree_on_plan(plan, sampling, rows, *given, ranks)
             run = Run(plan, sampling, rows, ranks, title)
             try:
                 run.finish()
@@ -197,87 +224,70 @@ class PerturbationPDA(PerturbationAttribution):  # type: ignore[misc]
                 if not isinstance(error, Exception) or ranks.lost:
                     run.ranks = Ranks()  # the others are not here to tell what they know
                 if run.has_begun or run.ranks.count > 1:
-                    unfinished = self._evidence(run)
+                    unfinished = self._evidence_of(run)
                     attach_result(
                         error, unfinished if all_outputs else unfinished.partial_attribution()
                     )
                 raise
             finally:
                 self._report = run.report
-            evidence = self._evidence(run)
+            evidence = self._evidence_of(run)
         if run.audit is not None:
             warn_of_rounding(run.audit)
         plan.explained.warn_of_rounding(evidence.scores, *(part.scores for part in evidence.parts))
         return evidence
 
-    def _evidence(self, run: Run) -> WindowEvidence:
+    def _measured(self, explained: ExplainedOutputs) -> MeasuredOutputs:
+        """How scores of these outputs become evidence."""
+        summed = explained.region is not None
+        return MeasuredOutputs(explained.kept_shape, self.output, self.measure, summed)
+
+    def _evidence_of(self, run: Run) -> WindowEvidence:
         """What is known of a run, by any rank, as evidence."""
-        plan = run.plan
-        call, explained = plan.parts[0].place.call, plan.explained
-        reading = Reading(
-            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
-        )
+        plan, place = run.plan, run.plan.parts[0].place
+        call, outputs = place.call, self._measured(plan.explained)
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
-        parts = tuple(_evidence_part(*each, reading) for each in known)
+        parts = tuple(_evidence_part(*each, outputs) for each in known)
         ask = None
         if isinstance(call, ModelCall):
-            rows = run.perturbations_per_eval
-            ask = Asker(call, plan.parts[0].place, explained, plan.seen, run.sampling, rows)
+            ask = Asker(call, place, plan.explained, plan.seen, run.sampling, run.rows)
         return WindowEvidence(
-            call.inputs, plan.seen, parts, reading, call.is_tuple, self.prior, ask
+            call.inputs, plan.seen, parts, outputs, call.is_tuple, self.prior, ask
         )
 
-    @staticmethod
-    def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
-        """Hand on the result, unless some window had no finite output."""
-        for part in evidence.parts:
-            if not device_sync.all_finite(part.scores):
-                broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
-                raise NonFiniteOutputError(
-                    f"the model returned NaN or infinity without {broken} of the windows; the "
-                    "finished result is in this error's .result, with NaN "
-                    "there. Check the prior's fills and the model's precision",
-                    result,
-                )
-        return result
+
+def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
+    """Hand on the result, unless some window had no finite output."""
+    for part in evidence.parts:
+        if not device_sync.all_finite(part.scores):
+            broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
+            raise NonFiniteOutputError(
+                f"the model returned NaN or infinity without {broken} of the windows; the "
+                "finished result is in this error's .result, with NaN "
+                "there. Check the prior's fills and the model's precision",
+                result,
+            )
+    return result
 
 
 def _evidence_part(
-    part: Part, reference: Tensor, known: RegionScores, reading: Reading
+    part: Part, reference: Tensor, known: RegionScores, outputs: MeasuredOutputs
 ) -> EvidencePart:
     """What is known of the regions of a part. Regions that an example does not have change nothing,
     and what was not sampled is certain: its standard error is 0. What regions add to random sets is
     read from the scores of all sets."""
-    if isinstance(part.regions, Coalitions):
-        known_sets = known.n_drawn > 0
-        regions = part.regions.regions
-        half_seen, added, error = part.regions.fit(known.scores, known_sets)
-        asked = known_sets.any(dim=1, keepdim=True).to(known.n_drawn.dtype)
-        return EvidencePart(
-            part.tensor,
-            regions,
-            part.context.name,
-            reading,
-            half_seen,
-            half_seen.unsqueeze(1) + added,
-            asked.expand(-1, len(regions)).contiguous(),
-            error if known.errors is not None else None,
-            part.place.name,
-        )
-    absent = part.regions.absent(len(reference)).to(reference.device).unsqueeze(-1)
-    scores = torch.where(absent, reference.unsqueeze(1), known.scores)
-    errors = known.errors
-    if errors is not None:
-        certain = absent if part.context.is_sampled else absent | known.scores.isfinite()
-        errors = errors.where(~certain, 0)
-    return EvidencePart(
-        part.tensor,
-        part.regions,
-        part.context.name,
-        reading,
-        reference,
-        scores,
-        known.n_drawn,
-        errors,
-        part.place.name,
-    )
+    regions, scores, drawn, errors = part.regions, known.scores, known.n_drawn, known.errors
+    if isinstance(regions, Coalitions):
+        reference, added, error = regions.fit(scores, drawn > 0)
+        regions, scores = regions.regions, reference.unsqueeze(1) + added
+        asked = (drawn > 0).any(dim=1, keepdim=True).to(drawn.dtype)
+        drawn = asked.expand(-1, len(regions)).contiguous()
+        errors = None if errors is None else error
+    else:
+        absent = regions.absent(len(reference)).to(reference.device).unsqueeze(-1)
+        if errors is not None:
+            certain = absent if part.context.is_sampled else absent | scores.isfinite()
+            errors = errors.where(~certain, 0)
+        scores = torch.where(absent, reference.unsqueeze(1), scores)
+    where = part.tensor, regions, part.context.name, outputs
+    return EvidencePart(*where, reference, scores, drawn, errors, part.place.name)

@@ -31,9 +31,6 @@ class EfficientPDA(PerturbationPDA):
         >>> attributions = EfficientPDA(model).attribute(image, target=3)
     """
 
-    #: The contexts that are asked by default.
-    _context = "full"
-
     @captum_method
     @torch.no_grad()
     def attribute(
@@ -101,23 +98,7 @@ class EfficientPDA(PerturbationPDA):
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        evidence = self._explain(
-            inputs,
-            target,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            context=self._context if context is None else context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-            superpixels=superpixels,
-            effort=effort,
-            regions=regions,
-        )
-        attributions = self._check_finite(evidence, evidence.attribution())
-        return cast(TensorOrTupleOfTensorsGeneric, attributions)
+        return cast(TensorOrTupleOfTensorsGeneric, self._map(locals()))
 
     @arguments_of(attribute)
     def evidence(
@@ -140,20 +121,4 @@ class EfficientPDA(PerturbationPDA):
         Memory grows with regions times outputs. Some windows only are asked with ``regions``, such
         as ``regions=WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``.
         """
-        evidence = self._explain(
-            inputs,
-            None,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            all_outputs=True,
-            context=self._context if context is None else context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-            superpixels=superpixels,
-            effort=effort,
-            regions=regions,
-        )
-        return cast(WindowEvidence, self._check_finite(evidence, evidence))
+        return self._all_evidence(locals())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
 from captum_pda.regions.choice import Extents
 from captum_pda.regions.windows import Scales
-from captum_pda.running.plan import Fill, Part, Place, parts_of
+from captum_pda.running.plan import Part, Place, parts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -76,7 +76,6 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             named_layer(forward_func, layer)  # checks that it is one
         #: The layer that was explained last; with ``layer=None``, the one that was found.
         self.layer_name: str | None = None
-        self._layer_report: EngineReport | None = None
 
     def __repr__(self) -> str:
         return method_repr(self, self.prior, layer=self.layer_name or self.layer)
@@ -84,11 +83,6 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
         return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
-
-    @property
-    def engine_report(self) -> EngineReport | None:
-        """Whether only the rest of the model was run, and if not, why. None before a first run."""
-        return self._layer_report
 
     @captum_method
     @torch.no_grad()
@@ -122,23 +116,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             where the layer returns one; all channels of a place share one value.
             ``LayerAttribution.interpolate`` brings them to the input's shape.
         """
-        evidence = self._explain(
-            inputs,
-            target,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            at_layer_input=attribute_to_layer_input,
-            context=context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-        )
-        attributions: Tensor | tuple[Tensor, ...] = self._check_finite(
-            evidence, evidence.attribution()
-        )
-        return attributions
+        return cast(Tensor | tuple[Tensor, ...], self._map(locals()))
 
     @arguments_of(attribute)
     def evidence(
@@ -156,65 +134,46 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
     ) -> WindowEvidence:
         """The evidence of each region of the feature map for every output; the ``inputs`` of what
         is returned are the feature maps."""
-        evidence = self._explain(
-            inputs,
-            None,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            all_outputs=True,
-            at_layer_input=attribute_to_layer_input,
-            context=context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-        )
-        found: WindowEvidence = self._check_finite(evidence, evidence)
-        return found
+        return self._all_evidence(locals())
 
     def _parts(
-        self, call: ModelCall, at_layer_input: bool = False, **arguments: Any
+        self,
+        call: ModelCall,
+        context: str | None,
+        attribute_to_layer_input: bool = False,
+        **chosen: Any,
     ) -> tuple[Part, ...]:
         """Regions of the layer's feature maps; each place by itself, where none are asked for."""
-        layer = layer_call(call, self.forward_func, self.layer, at_layer_input)
-        self.layer_name, self._layer_report = layer.layer.name, layer_report(layer)
-        chosen = ("sliding_window_shapes", "scales", "feature_mask")
-        if all(arguments[name] is None for name in chosen):
-            arguments["sliding_window_shapes"] = 1
-        return parts_of(layer_place(layer, self.prior, self._needs, self._fills), **arguments)
+        names = ("sliding_window_shapes", "scales", "feature_mask")
+        if all(chosen[name] is None for name in names):
+            chosen["sliding_window_shapes"] = 1
+        place = layer_place(self, call, self.prior, attribute_to_layer_input)
+        return parts_of(place, context=context, **chosen)
 
 
-def layer_call(
-    call: ModelCall, forward_func: Callable[..., Any], layer: nn.Module | str | None, at_input: bool
-) -> LayerCall:
-    """The model as a function of a layer's feature maps; of its last one, where none is named."""
+def layer_place(method: Any, call: ModelCall, prior: Any, at_input: bool = False) -> Place:
+    """The feature maps of a method's layer, or of the last layer that has some, as a place to hide
+    regions in. The method's ``layer_name`` says which it is."""
     with torch.no_grad():
-        call.unperturbed()  # says what is wrong with the inputs, before a layer is looked for
-        if layer is not None:
-            return LayerCall(call, named_layer(forward_func, layer, at_input))
-        found = last_feature_map(forward_func, call)
-        return LayerCall(call, replace(found.layer, at_input=True)) if at_input else found
-
-
-def layer_place(call: LayerCall, prior: Any, needs: str, fill: Fill) -> Place:
-    """A layer's feature maps, as a place to hide regions in."""
-    name = "input (layer)" if call.layer.name == "input" else call.layer.name
-    return Place(name, call, DenseEngine(), prior, needs, fill)
+        if method.layer is None:
+            found = last_feature_map(method.forward_func, call)
+            if at_input:
+                found = LayerCall(call, replace(found.layer, at_input=True))
+        else:
+            found = LayerCall(call, named_layer(method.forward_func, method.layer, at_input))
+    name = method.layer_name = found.layer.name
+    reason = f"only what follows {name} is run for each copy"
+    if not found.runs_rest_only:
+        reason = (
+            "the whole model is run for each copy, since it looks at its batch, or joins what "
+            f"{name} returns with earlier tensors"
+        )
+    engine = DenseEngine()
+    engine.report = EngineReport("dense", reason)
+    title = "input (layer)" if name == "input" else name
+    return Place(title, found, engine, prior, method._needs, method._fills)
 
 
 def layer_setting(forward_func: Callable[..., Any], layer: nn.Module | str | None) -> str:
     """What to call the layer that is to be explained."""
     return "the last feature map" if layer is None else named_layer(forward_func, layer).name
-
-
-def layer_report(call: LayerCall) -> EngineReport:
-    """What is run for each copy of a layer's feature maps."""
-    name = call.layer.name
-    if call.runs_rest_only:
-        return EngineReport("dense", f"only what follows {name} is run for each copy")
-    return EngineReport(
-        "dense",
-        f"the whole model is run for each copy, since it looks at its batch, or joins what {name} "
-        "returns with earlier tensors",
-    )

@@ -12,9 +12,9 @@ from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
 from captum_pda.methods.base import PerturbationPDA, arguments_of
 from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.methods.layer import layer_call, layer_place, layer_setting
+from captum_pda.methods.layer import layer_place, layer_setting
 from captum_pda.model.call import ModelCall
-from captum_pda.model.layers import LayerCall, NoFeatureMapError, named_layer
+from captum_pda.model.layers import NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
@@ -89,32 +89,25 @@ class PDA(EfficientPDA):
         layer = layer_setting(self.forward_func, self.layer)
         return {**super().settings(), "layer": layer, "layer_prior": MapMeanPrior().settings()}
 
-    def _parts(self, call: ModelCall, **arguments: Any) -> tuple[Part, ...]:
+    def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
         """Regions of the inputs in each context, and each place of the last feature map."""
-        parts = super()._parts(call, **arguments)
+        parts = super()._parts(call, context, **chosen)
+        self.layer_name = None
         # Regions of the user's own keep one value each, which places of a feature map would mix.
-        by_mask = arguments.get("feature_mask") is not None and self.layer is None
-        features = None if by_mask else self._feature_call(call)
-        self.layer_name = None if features is None else features.layer.name
-        if features is None:
+        if chosen["feature_mask"] is not None and self.layer is None:
             return parts
-        place = layer_place(features, MapMeanPrior(), self._needs, self._fills)
-        return parts + parts_of(place, sliding_window_shapes=1)
-
-    def _feature_call(self, call: ModelCall) -> LayerCall | None:
-        """The model from its last feature map on, if it has one that goes with the input."""
         try:
             if len(call.inputs) > 1:
                 raise NoFeatureMapError("there are several input tensors")
-            found = layer_call(call, self.forward_func, self.layer, at_input=False)
+            place = layer_place(self, call, MapMeanPrior())
         except NoFeatureMapError as error:
             if not self._has_told:
                 warn_user(f"PDA goes without the features of a layer: {error}")
             self._has_told = True
-            return None
-        if len(found.inputs) > 1:
+            return parts
+        if len(place.call.inputs) > 1:
             raise ValueError(
-                f"layer {found.layer.name!r} returns {len(found.inputs)} feature maps; choose one "
-                "that returns a single tensor, or use LayerPDA"
+                f"layer {self.layer_name!r} returns {len(place.call.inputs)} feature maps; choose "
+                "one that returns a single tensor, or use LayerPDA"
             )
-        return found
+        return parts + parts_of(place, sliding_window_shapes=1)

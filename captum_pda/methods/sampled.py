@@ -7,12 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.methods.base import PerturbationPDA, arguments_of
 from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.model.inputs import check_count, check_tolerance
 from captum_pda.regions.choice import Extents, OwnRegions
 from captum_pda.regions.protocol import Windows
 from captum_pda.regions.superpixels import Granularities
@@ -84,25 +82,7 @@ class SampledPDA(PerturbationPDA):
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        evidence = self._explain(
-            inputs,
-            target,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            sampling=_sampling(n_samples, generator),
-            tolerance=check_tolerance(tolerance),
-            context=context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-            superpixels=superpixels,
-            effort=effort,
-            regions=regions,
-        )
-        attributions = self._check_finite(evidence, evidence.attribution())
-        return cast(TensorOrTupleOfTensorsGeneric, attributions)
+        return cast(TensorOrTupleOfTensorsGeneric, self._map(locals()))
 
     @arguments_of(attribute)
     def evidence(
@@ -134,26 +114,7 @@ class SampledPDA(PerturbationPDA):
                 ``attribute``; the others get the same samples. Default: the predicted class of
                 each example.
         """
-        evidence = self._explain(
-            inputs,
-            None,
-            additional_forward_args,
-            perturbations_per_eval,
-            show_progress,
-            all_outputs=True,
-            sampling=_sampling(n_samples, generator, keep_errors=True),
-            tolerance=check_tolerance(tolerance),
-            tolerance_target=tolerance_target,
-            context=context,
-            sliding_window_shapes=sliding_window_shapes,
-            strides=strides,
-            scales=scales,
-            feature_mask=feature_mask,
-            superpixels=superpixels,
-            effort=effort,
-            regions=regions,
-        )
-        return cast(WindowEvidence, self._check_finite(evidence, evidence))
+        return self._all_evidence(locals())
 
     def settings(self) -> dict[str, object]:
         """As for EfficientPDA, with the seed that draws follow without a generator."""
@@ -162,10 +123,3 @@ class SampledPDA(PerturbationPDA):
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
         generator = sampling.generator(windows, example.device)
         return cast(Tensor, prior.sample(example, windows, sampling.n_samples, generator))
-
-
-def _sampling(
-    n_samples: int, generator: torch.Generator | None, keep_errors: bool = False
-) -> Sampling:
-    n_samples = check_count("n_samples", n_samples)
-    return Sampling(n_samples, device_sync.draw_seed(generator), keep_errors and n_samples > 1)

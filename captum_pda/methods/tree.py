@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from captum_pda._captum import TargetType, TensorOrTupleOfTensorsGeneric, captum_method
+from captum_pda._captum import (
+    TargetType,
+    TensorOrTupleOfTensorsGeneric,
+    captum_method,
+    format_output,
+)
 from captum_pda.engines import Engine
-from captum_pda.errors import NonFiniteOutputError
-from captum_pda.evidence.evidence import Reading, to_attribution
+from captum_pda.errors import NonFiniteOutputError, attach_result
+from captum_pda.evidence.evidence import to_attribution
 from captum_pda.evidence.together import meaning
 from captum_pda.methods.base import PerturbationPDA
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count, check_inputs
+from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure, signed
-from captum_pda.model.outputs import OutputKind
+from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import SMALLEST_SIDE, choose_regions
-from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.tree import LEAVES, NestedTree, RegionTree, tiles
 from captum_pda.running.ask import Asker
-from captum_pda.running.plan import Part, make_plan
 from captum_pda.running.run import ProgressBar
 from captum_pda.running.sampling import Sampling
 
@@ -118,24 +123,15 @@ class OwenTree:
 
     def splits(self, n: int | None = None) -> list[Split]:
         """The splits with the strongest interactions first."""
-        found = []
         known = np.flatnonzero(np.isfinite(self.interactions))
         strength = np.abs(self.interactions[known]) * self.weights[known]
-        for node in known[np.argsort(-strength, kind="stable")][:n]:
-            children = self.tree.children(int(node))
-            if children is None:
-                continue
-            pixels = np.stack([self.tree.pixels(self.tree.members[one]) for one in children])
-            one, other = (float(self.values[child]) for child in children)
-            found.append(
-                Split(
-                    pixels,
-                    (one, other),
-                    float(self.interactions[node]),
-                    float(self.weights[node]),
-                    self.unit,
-                )
-            )
+        found = []
+        for node in known[np.argsort(-strength, kind="stable")][:n].tolist():
+            both = cast(tuple[int, int], self.tree.children(node))
+            pixels = np.stack([self.tree.pixels(self.tree.members[child]) for child in both])
+            one, other = self.values[list(both)].tolist()
+            sizes = float(self.interactions[node]), float(self.weights[node])
+            found.append(Split(pixels, (one, other), *sizes, self.unit))
         return found
 
     def __repr__(self) -> str:
@@ -226,27 +222,7 @@ class TreePDA(PerturbationPDA):
             Attributions of the inputs' shape. All channels of a pixel share one value, and the sum
             over all of an example is log2 odds with everything seen less those with nothing seen.
         """
-        is_tuple = isinstance(inputs, tuple)
-        whole = cast(Tensor, inputs[0] if is_tuple else inputs)
-        found: list[OwenTree] = []
-        try:
-            self._grow(
-                inputs,
-                target,
-                additional_forward_args,
-                n_evaluations,
-                perturbations_per_eval,
-                show_progress,
-                feature_mask,
-                superpixels,
-                tree,
-                found,
-            )
-        except BaseException as error:
-            if found:
-                error.result = _attributions(found, whole, is_tuple)  # type: ignore[attr-defined]
-            raise
-        return cast(TensorOrTupleOfTensorsGeneric, _attributions(found, whole, is_tuple))
+        return cast(TensorOrTupleOfTensorsGeneric, self._grow(locals(), _attributions))
 
     @torch.no_grad()
     def tree(
@@ -267,221 +243,140 @@ class TreePDA(PerturbationPDA):
         """
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
-        found: list[OwenTree] = []
-        try:
-            self._grow(
-                inputs,
-                target,
-                additional_forward_args,
-                n_evaluations,
-                perturbations_per_eval,
-                show_progress,
-                feature_mask,
-                superpixels,
-                tree,
-                found,
-            )
-        except BaseException as error:
-            if found:
-                error.result = found[0]  # type: ignore[attr-defined]
-            raise
-        return found[0]
+        found: OwenTree = self._grow(locals(), lambda call, trees: trees[0])
+        return found
 
     def _grow(
-        self,
-        inputs: Any,
-        target: TargetType,
-        additional_forward_args: object,
-        n_evaluations: int,
-        perturbations_per_eval: int | None,
-        show_progress: bool,
-        feature_mask: Any,
-        superpixels: int | None,
-        nested: NestedTree | None,
-        found: list[OwenTree],
-    ) -> None:
-        """Refine the tree of each example, and put it into ``found``, finished or not."""
-        n_evaluations = check_count("n_evaluations", n_evaluations)
-        if nested is not None and feature_mask is None:
+        self, given: dict[str, Any], result: Callable[[ModelCall, list[OwenTree]], Any]
+    ) -> Any:
+        """The result of the trees of all examples, from the ``locals()`` of a public method; what
+        stops the run carries that of the trees by then, finished or not."""
+        n_evaluations = check_count("n_evaluations", given["n_evaluations"])
+        rows, mask, nested = (
+            given[name] for name in ("perturbations_per_eval", "feature_mask", "tree")
+        )
+        if nested is not None and mask is None:
             raise ValueError("tree is made of the numbers of feature_mask; give that too")
-        rows = perturbations_per_eval
         if rows is not None:
             rows = check_count("perturbations_per_eval", rows)
-        call = ModelCall(
-            self.forward_func,
-            check_inputs(inputs),
-            additional_forward_args,
-            is_tuple=isinstance(inputs, tuple),
-        )
+        call = ModelCall.of(self.forward_func, given["inputs"], given["additional_forward_args"])
         if len(call.inputs) != 1:
             raise ValueError(
                 f"TreePDA explains one tensor, and inputs has {len(call.inputs)}; pass the others "
                 "as additional_forward_args"
             )
         (images,) = call.inputs
-        regions = _leaves(images, feature_mask, superpixels)
-        place = self._place(call)
+        regions = _leaves(images, mask, given["superpixels"])
         with evaluation_mode(self.forward_func):
-            part = Part(place, 0, regions, CONTEXTS["full"])
-            plan = make_plan((part,), target, False, self.output_kind)
-        explained = plan.explained
-        asker = Asker(call, place, explained, plan.seen, Sampling(), rows)
-        reading = Reading(
-            explained.kept_shape, self.output, self.measure, summed=explained.region is not None
-        )
-        quantity = reading.quantity(None)
-        title = self.get_name() if show_progress else None
-        with ProgressBar(n_evaluations * len(images), title, warns=True) as bar:
-            if show_progress:
-                bar.expect(asker.seconds_per_pass(0))
-            for example, image in enumerate(images):
-                row = 0 if len(regions.numbers) == 1 else example
-                numbers = regions.numbers[row].numpy()
-                labels, leaves = np.unique(numbers, return_inverse=True)
-                leaves = leaves.reshape(numbers.shape)
-                if nested is None:
-                    tree = RegionTree.of_image(image, leaves)
-                else:
-                    present = [regions.labels[label] for label in labels]
-                    tree = RegionTree.of_nested(leaves, present, nested)
-                asked = _Asked(tree, asker, example, FILLS[self.fill], quantity, bar)
-                try:
-                    asked.refine(n_evaluations)
-                finally:
-                    if asked.has_begun:
-                        found.append(asked.result(self.measure.unit))
-                if not np.isfinite(found[-1].map).all():
-                    raise NonFiniteOutputError(
-                        "the model returned NaN or infinity for some parts of the tree; check the "
-                        "prior's fills and the model's precision",
-                        None,
-                    )
+            outputs = call.unperturbed()
+        explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
+        place, seen = self._place(call), explained.scores(outputs)
+        asker = Asker(call, place, explained, seen, Sampling(), rows)
+        quantity = self._measured(explained).quantity(None)
+        n_passes, title = n_evaluations * len(images), None
+        if given["show_progress"]:
+            title = self.get_name()
+        trees: list[OwenTree] = []
+        try:
+            with ProgressBar(n_passes, title, warns=True) as bar:
+                if title is not None:
+                    bar.expect(asker.seconds_per_pass(0) * n_passes)
+                for example in range(len(images)):
+                    tree = _tree_of(images, regions, example, nested)
+
+                    def ask(leaves: list[Pixels], number: int, tree: RegionTree) -> list[float]:
+                        hidden = torch.from_numpy(np.stack([~tree.pixels(each) for each in leaves]))
+                        scores = asker.hidden(number, hidden, FILLS[self.fill], None, bar)
+                        return [float(value) for value in quantity(scores)[0]]
+
+                    own = partial(ask, number=example, tree=tree)
+                    refine(tree, own, n_evaluations, self.measure.unit, trees)
+                    if not np.isfinite(trees[-1].map).all():
+                        raise NonFiniteOutputError(
+                            "the model returned NaN or infinity for some parts of the tree; check "
+                            "the prior's fills and the model's precision",
+                            None,
+                        )
+        except BaseException as error:
+            if trees:
+                attach_result(error, result(call, trees))
+            raise
+        return result(call, trees)
 
 
-#: A part of the input in one context: its order in the queue, a count, the node, the leaves that
-#: are seen beside it, the values without and with it, and the weight of the context.
-_Part: TypeAlias = "tuple[float, int, int, Pixels, float, float, float]"
+class _Part(NamedTuple):
+    """A node in one context, in the order of a queue: those with the most evidence first."""
+
+    order: float
+    number: int  #: So that the first comes first among equals.
+    node: int
+    seen: Pixels  #: The leaves that are seen beside it.
+    without: float  #: The measured value without it, and with it.
+    whole: float
+    weight: float  #: The share of this context among all.
 
 
-class _Asked:
-    """The Owen values of one example while its tree is refined."""
+def refine(
+    tree: RegionTree,
+    ask: Callable[[list[Pixels]], list[float]],
+    n_evaluations: int,
+    unit: str,
+    found: list[OwenTree],
+) -> None:
+    """Split the parts with the most evidence, until the passes are used up. ``ask`` gives the
+    measured values with only some leaves seen; ``found`` gets what is known, even when stopped."""
+    values, interactions = np.full(len(tree), np.nan), np.full(len(tree), np.nan)
+    weights = np.zeros(len(tree))
+    queue: list[_Part] = []
+    count = itertools.count()
 
-    def __init__(
-        self,
-        tree: RegionTree,
-        asker: Asker,
-        example: int,
-        context: str,
-        quantity: Callable[[Tensor], Tensor],
-        bar: ProgressBar,
-    ) -> None:
-        self.tree = tree
-        self.has_begun = False
-        self._asker = asker
-        self._example = example
-        self._context = context
-        self._quantity = quantity
-        self._bar = bar
-        self._n_evaluations = 0
-        self._values = np.full(len(tree), np.nan)
-        self._interactions = np.full(len(tree), np.nan)
-        self._weights = np.zeros(len(tree))
-        #: What each leaf has, of parts that were not split further.
-        self._bits = np.zeros(tree.n_leaves)
-        self._areas = np.bincount(tree.leaves.reshape(-1), minlength=tree.n_leaves)
-        #: Those with the most evidence first.
-        self._queue: list[_Part] = []
-        self._count = 0
+    def push(node: int, seen: Pixels, without: float, whole: float, weight: float) -> None:
+        value = weight * (whole - without)
+        values[node] = value + np.nan_to_num(values[node])
+        order = -abs(value) if np.isfinite(value) else 0.0
+        heapq.heappush(queue, _Part(order, next(count), node, seen, without, whole, weight))
 
-    def refine(self, n_evaluations: int) -> None:
-        """Split the parts with the most evidence, until the passes are used up."""
-        nobody = np.zeros(self.tree.n_leaves, dtype=np.bool_)
-        self.nothing, self.everything = self._ask([nobody, ~nobody])
-        self._n_evaluations = 2
-        self.has_begun = True
-        self._push(self.tree.root, nobody, self.nothing, self.everything, 1.0)
+    nobody = np.zeros(tree.n_leaves, dtype=np.bool_)
+    nothing, everything = ask([nobody, ~nobody])
+    n_asked = 2
+    push(tree.root, nobody, nothing, everything, 1.0)
+    leaves: list[_Part] = []
+    splits: list[tuple[_Part, int, int]] = []
+    try:
         while True:
-            at_once = min(SPLITS_AT_ONCE, (n_evaluations - self._n_evaluations) // 2)
-            splits: list[tuple[_Part, tuple[int, int]]] = []
-            while self._queue and len(splits) < at_once:
-                part = heapq.heappop(self._queue)
-                children = self.tree.children(part[2])
+            at_once = min(SPLITS_AT_ONCE, (n_evaluations - n_asked) // 2)
+            while queue and len(splits) < at_once:
+                part = heapq.heappop(queue)
+                children = tree.children(part.node)
                 if children is None:
-                    self._spread(part)
+                    leaves.append(part)
                 else:
-                    splits.append((part, children))
+                    splits.append((part, *children))
             if not splits:
                 return
-            try:
-                members = self.tree.members
-                values = self._ask(
-                    [part[3] | members[child] for part, both in splits for child in both]
-                )
-            except BaseException:
-                for part, _ in splits:
-                    heapq.heappush(self._queue, part)
-                raise
-            self._n_evaluations += len(values)
-            for place, (part, children) in enumerate(splits):
-                self._split(part, children, values[2 * place], values[2 * place + 1])
-
-    def _split(
-        self,
-        part: _Part,
-        children: tuple[int, int],
-        with_one: float,
-        with_other: float,
-    ) -> None:
-        """Share the evidence of a part in one context among its two children."""
-        _, _, node, seen, without, whole, weight = part
-        one, other = children
-        members = self.tree.members
-        self._push(one, seen, without, with_one, weight / 2)
-        self._push(one, seen | members[other], with_other, whole, weight / 2)
-        self._push(other, seen, without, with_other, weight / 2)
-        self._push(other, seen | members[one], with_one, whole, weight / 2)
-        interaction = with_one + with_other - without - whole
-        before = self._weights[node]
-        known = 0.0 if before == 0 else self._interactions[node] * before
-        self._weights[node] = before + weight
-        self._interactions[node] = (known + weight * interaction) / self._weights[node]
-
-    def _push(self, node: int, seen: Pixels, without: float, whole: float, weight: float) -> None:
-        value = weight * (whole - without)
-        self._values[node] = value + np.nan_to_num(self._values[node])
-        order = -abs(value) if np.isfinite(value) else 0.0
-        heapq.heappush(self._queue, (order, self._count, node, seen, without, whole, weight))
-        self._count += 1
-
-    def _spread(self, part: _Part) -> None:
-        """Give the pixels of a part the same share of its evidence."""
-        _, _, node, _, without, whole, weight = part
-        areas = np.where(self.tree.members[node], self._areas, 0)
-        self._bits += weight * (whole - without) * areas / areas.sum()
-
-    def _ask(self, seen: list[Pixels]) -> list[float]:
-        """The measured values with only these leaves (K, leaves) seen."""
-        hidden = torch.from_numpy(np.stack([~self.tree.pixels(members) for members in seen]))
-        scores = self._asker.hidden(self._example, hidden, self._context, None, self._bar)
-        return [float(value) for value in self._quantity(scores)[0]]
-
-    def result(self, unit: str) -> OwenTree:
-        """What is known by now."""
-        queue, self._queue = self._queue, []
-        for part in queue:
-            self._spread(part)
-        per_pixel = self._bits / self._areas
-        return OwenTree(
-            self.tree,
-            self.nothing,
-            self.everything,
-            self._values,
-            self._interactions,
-            self._weights,
-            per_pixel[self.tree.leaves],
-            self._n_evaluations,
-            unit,
-        )
+            members = tree.members
+            answers = iter(ask([p.seen | members[c] for p, *both in splits for c in both]))
+            n_asked += 2 * len(splits)
+            for (_, _, node, seen, without, whole, weight), one, other in splits:
+                with_one, with_other = next(answers), next(answers)
+                push(one, seen, without, with_one, weight / 2)
+                push(one, seen | members[other], with_other, whole, weight / 2)
+                push(other, seen, without, with_other, weight / 2)
+                push(other, seen | members[one], with_one, whole, weight / 2)
+                interaction = with_one + with_other - without - whole
+                known = weights[node] * np.nan_to_num(interactions[node])
+                weights[node] += weight
+                interactions[node] = (known + weight * interaction) / weights[node]
+            splits = []
+    finally:
+        # What was not split is spread evenly over its pixels.
+        areas = np.bincount(tree.leaves.reshape(-1), minlength=tree.n_leaves)
+        per_pixel = np.zeros(tree.n_leaves)
+        for part in [*leaves, *queue, *(part for part, *_ in splits)]:
+            inside = tree.members[part.node]
+            per_pixel[inside] += part.weight * (part.whole - part.without) / areas[inside].sum()
+        results = values, interactions, weights, per_pixel[tree.leaves]
+        found.append(OwenTree(tree, nothing, everything, *results, n_asked, unit))
 
 
 def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> FeatureMaskRegions:
@@ -496,10 +391,23 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
     return cast(FeatureMaskRegions, regions)
 
 
-def _attributions(found: list[OwenTree], like: Tensor, is_tuple: bool) -> Any:
+def _tree_of(
+    images: Tensor, regions: FeatureMaskRegions, example: int, nested: NestedTree | None
+) -> RegionTree:
+    """The tree of an example: the one that was given, or one that follows the image."""
+    numbers = regions.numbers[0 if len(regions.numbers) == 1 else example].numpy()
+    labels, leaves = np.unique(numbers, return_inverse=True)
+    leaves = leaves.reshape(numbers.shape)
+    if nested is None:
+        return RegionTree.of_image(images[example], leaves)
+    return RegionTree.of_nested(leaves, [regions.labels[label] for label in labels], nested)
+
+
+def _attributions(call: ModelCall, trees: list[OwenTree]) -> Any:
     """Maps of the input's shape that add up to the total; NaN for examples that are not done."""
+    (like,) = call.inputs
     maps = torch.full((len(like), *like.shape[2:]), torch.nan, dtype=torch.float64, device="cpu")
-    for number, tree in enumerate(found):
+    for number, tree in enumerate(trees):
         maps[number] = torch.from_numpy(tree.map)
     values = to_attribution((maps / like.shape[1]).to(torch.float32).to(like.device), like)
-    return (values,) if is_tuple else values
+    return format_output(call.is_tuple, (values,))

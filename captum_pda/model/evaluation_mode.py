@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from captum_pda import device_sync
 from captum_pda.errors import warn_user
 
 #: Modules that are in evaluation mode while their model is explained, and by how many threads; the
@@ -28,24 +26,26 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def evaluation_mode(forward_func: object) -> Iterator[None]:
+def evaluation_mode(forward_func: object) -> Iterator[Iterable[nn.Module]]:
     """Run a model that was left in training mode in evaluation mode, and put it back after.
 
     In training mode a prediction is random (dropout) or depends on the other copies in its batch
     (batch-norm, whose statistics it would change too), so its map would mean nothing. Buffers that
     the model changes in evaluation mode too are given back. Modules that a function calls are found
     when it calls them.
+
+    Yields:
+        The modules that were found so far.
     """
     borrowed = _Borrowed()
-    roots = _modules_of(forward_func)
-    for root in roots:
-        borrowed.add(root)
     with ExitStack() as stack:
         stack.callback(borrowed.give_back)
+        for root in _modules_of(forward_func):
+            borrowed.add(root)
         # Compiled modules can't have hooks of all modules.
-        if not any(_is_compiled(part) for root in roots for part in root.modules()):
+        if not any(_is_compiled(module) for module in borrowed.modules):
             stack.callback(register_module_forward_pre_hook(borrowed.on_call).remove)
-        yield
+        yield borrowed.modules
 
 
 class _Borrowed:
@@ -53,7 +53,8 @@ class _Borrowed:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._seen: set[nn.Module] = set()
+        #: In the order in which they were found.
+        self.modules: dict[nn.Module, None] = {}
         self._were_training: list[nn.Module] = []
         #: A module, the name of one of its buffers, the buffer itself, and a copy of its values.
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
@@ -61,7 +62,7 @@ class _Borrowed:
 
     def on_call(self, module: nn.Module, arguments: Any) -> None:
         """A module is about to be called, in any thread."""
-        if module not in self._seen and threading.get_ident() == self._thread:
+        if module not in self.modules and threading.get_ident() == self._thread:
             self.add(module)
 
     def add(self, root: nn.Module) -> None:
@@ -69,13 +70,12 @@ class _Borrowed:
         # An exported model stays in the mode that it was exported in.
         exported = (part for part in root.modules() if exported_with(part))
         fixed = {part for module in exported for part in module.modules()}
-        new = [module for module in root.modules() if module not in self._seen]
-        self._seen.update(new)
+        new = [module for module in root.modules() if module not in self.modules]
+        self.modules.update(dict.fromkeys(new))
         with _lock:
             for module in new:
-                if module not in fixed and (
-                    module in _borrowers or getattr(module, "training", False)
-                ):
+                is_training = module in _borrowers or getattr(module, "training", False)
+                if is_training and module not in fixed:
                     _borrowers[module] = _borrowers.get(module, 0) + 1
                     module.training = False
                     self._were_training.append(module)
@@ -105,11 +105,11 @@ class _Borrowed:
         changed = []
         for module, name, buffer, values in self._buffers:
             now = getattr(module, name, None)
-            if not (isinstance(now, Tensor) and device_sync.are_equal(now, values)):
+            if not _are_equal(now, values):
                 changed.append(f"{type(module).__name__}.{name}")
             if now is not buffer and not isinstance(module, torch.jit.ScriptModule):
                 setattr(module, name, buffer)
-            if not device_sync.are_equal(buffer, values):
+            if not _are_equal(buffer, values):
                 with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                     buffer.copy_(values)
         if changed:
@@ -120,6 +120,13 @@ class _Borrowed:
                 "on what it was asked before. They are as they were again, but the map may be off: "
                 "use their values without changing them, as batch-norm does in evaluation mode"
             )
+
+
+def _are_equal(now: Any, before: Tensor) -> bool:
+    """Whether a buffer has the same dtype, shape and values; NaN equals NaN."""
+    if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return now.device == before.device and torch.allclose(now, before, 0, 0, equal_nan=True)
 
 
 def _differs_in_training(module: nn.Module) -> bool:
@@ -136,11 +143,12 @@ def _is_compiled(module: object) -> bool:
 def _modules_of(forward_func: object) -> list[nn.Module]:
     """The model, or the compiled modules that a function names, whose calls can't be seen."""
     model = model_of(forward_func)
-    if model is not None or not isinstance(forward_func, FunctionType):
-        return [] if model is None else [model]
-    named = inspect.getclosurevars(forward_func)
-    held = chain(named.nonlocals.values(), named.globals.values())
-    return [each for each in held if isinstance(each, nn.Module) and _is_compiled(each)]
+    if model is not None:
+        return [model]
+    if not isinstance(forward_func, FunctionType):
+        return []
+    names = inspect.getclosurevars(forward_func)
+    return [each for each in {**names.globals, **names.nonlocals}.values() if _is_compiled(each)]
 
 
 def model_of(forward_func: object) -> nn.Module | None:
@@ -161,42 +169,39 @@ def exported_with(forward_func: object) -> list[Tensor]:
     return [example for example in examples if isinstance(example, Tensor)]
 
 
-#: The states of all random numbers that a model may draw.
-RandomState = tuple[Any, ...]
+#: The states of all random numbers that a model may draw: PyTorch's, Python's, NumPy's, devices'.
+RandomState = tuple[Tensor, Any, Any, list[Tensor]]
 
 
 def random_state() -> RandomState:
-    """The states of PyTorch's, Python's and NumPy's global random numbers."""
-    devices = [kind.get_rng_state_all() for kind in _random_devices()]
-    if torch.backends.mps.is_available():
-        devices.append([torch.mps.get_rng_state()])
-    numbers = np.random.get_state()  # noqa: NPY002 - the state that models draw from
-    return (torch.get_rng_state(), random.getstate(), numbers, devices)
+    """The states of the global random numbers."""
+    devices = [kind.get_rng_state(*number) for kind, number in _random_devices()]
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(), devices  # noqa: NPY002
 
 
 def set_random_state(state: RandomState) -> None:
     """Go on from a state that ``random_state`` has told."""
-    own, python, numbers, devices = state
-    torch.set_rng_state(own)
-    random.setstate(python)
-    np.random.set_state(numbers)  # noqa: NPY002
-    for kind, states in zip(_random_devices(), devices, strict=False):
-        kind.set_rng_state_all(states)
-    if torch.backends.mps.is_available():
-        torch.mps.set_rng_state(devices[-1][0])
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])  # noqa: NPY002
+    for (kind, number), device_state in zip(_random_devices(), state[3], strict=False):
+        kind.set_rng_state(device_state, *number)
 
 
 def same_random_state(one: RandomState, other: RandomState) -> bool:
     """Whether nothing was drawn between two states."""
-    numbers = zip(one[2], other[2], strict=True)
-    states = zip(chain([one[0]], *one[3]), chain([other[0]], *other[3]), strict=False)
     return (
-        one[1] == other[1]
-        and all(np.array_equal(a, b) for a, b in numbers)
-        and all(np.array_equal(a.numpy(), b.numpy()) for a, b in states)  # all on the CPU
+        torch.equal(one[0], other[0])
+        and one[1] == other[1]
+        and all(map(np.array_equal, one[2], other[2]))
+        and all(map(torch.equal, one[3], other[3]))
     )
 
 
-def _random_devices() -> list[Any]:
-    kinds = (torch.cuda, getattr(torch, "xpu", None))
-    return [kind for kind in kinds if kind is not None and kind.is_initialized()]
+def _random_devices() -> list[tuple[Any, tuple[int, ...]]]:
+    """The random numbers of each device in use: a module of PyTorch, and the device's number."""
+    found: list[tuple[Any, tuple[int, ...]]] = []
+    for kind in (torch.cuda, getattr(torch, "xpu", None)):
+        if kind is not None and kind.is_initialized():
+            found += [(kind, (number,)) for number in range(kind.device_count())]
+    return [*found, (torch.mps, ())] if torch.backends.mps.is_available() else found

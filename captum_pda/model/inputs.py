@@ -49,9 +49,21 @@ def check_tolerance(value: object) -> float | None:
 def check_inputs(inputs: object) -> tuple[Tensor, ...]:
     """The inputs as a tuple of detached tensors of shape (N, C, *space)."""
     if not isinstance(inputs, tuple | Tensor):
+        next_step = ""
+        if isinstance(inputs, Mapping):
+            names = [str(name) for name, value in inputs.items() if isinstance(value, Tensor)]
+            next_step = " without a tensor"
+            if names:
+                name = max(names, key=lambda name: inputs[name].dim() > 2)
+                next_step = f" with {', '.join(names)}. Pass inputs[{name!r}], and a model that "
+                next_step += f"takes it by name as a function: lambda x: model({name}=x)"
+        elif isinstance(inputs, list):
+            next_step = ". For several inputs pass tuple(inputs), for a list of examples "
+            next_step += "torch.stack(inputs)"
+        elif hasattr(inputs, "__array__"):
+            next_step = ". Pass torch.as_tensor(inputs)"
         raise TypeError(
-            f"inputs must be a tensor or a tuple of tensors, got {type(inputs).__name__}"
-            f"{_next_step(inputs)}"
+            f"inputs must be a tensor or a tuple of tensors, got {type(inputs).__name__}{next_step}"
         )
     tensors = format_tensor_into_tuples(inputs)
     if not tensors:
@@ -65,26 +77,6 @@ def check_inputs(inputs: object) -> tuple[Tensor, ...]:
                 "all tensors need the same batch size"
             )
     return tuple(tensor.detach() for tensor in tensors)
-
-
-def _next_step(inputs: object) -> str:
-    """What to pass in the place of something that holds tensors."""
-    if isinstance(inputs, Mapping):
-        names = [str(name) for name, value in inputs.items() if isinstance(value, Tensor)]
-        if not names:
-            return " without a tensor"
-        name = next((name for name in names if _is_image(inputs[name])), names[0])
-        return (
-            f" with {', '.join(names)}. Pass inputs[{name!r}], and a model that takes it by name "
-            f"as a function, such as lambda x: model({name}=x)"
-        )
-    if isinstance(inputs, list):
-        return ". For several inputs pass tuple(inputs), for a list of examples torch.stack(inputs)"
-    return ". Pass torch.as_tensor(inputs)" if hasattr(inputs, "__array__") else ""
-
-
-def _is_image(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and 3 <= value.dim() <= 5
 
 
 def check_images(name: str, images: object) -> Tensor:
@@ -131,15 +123,57 @@ def target_columns(
         name: what to call the argument in an error.
     """
     if target is None:
-        if int(np.prod(output_shape)) != 1:
+        if math.prod(output_shape) != 1:
             raise ValueError(
                 f"{name} is missing: the model has outputs of shape {tuple(output_shape)} per "
                 f"example, so say which one to explain, for example {name}="
                 f"{0 if len(output_shape) == 1 else (0,) * len(output_shape)}"
             )
         return [0] * n_examples
-    targets = _one_each(target, n_examples, name)
-    return [_column(item, output_shape, name) for item in targets]
+    targets: Any = target
+    if isinstance(target, Tensor | np.ndarray):
+        values = torch.as_tensor(target)
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise TypeError(f"{name} has dtype {values.dtype}; class numbers are integers")
+        if values.dim() > 1 and values.numel() > 1:
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}; give one integer, a tensor of "
+                f"{n_examples}, or a list of tuples"
+            )
+        targets = values.reshape(-1).tolist()
+        targets = targets[0] if len(targets) == 1 else targets
+    if not isinstance(targets, list):
+        targets = [targets] * n_examples
+    if len(targets) != n_examples:
+        raise ValueError(
+            f"{name} has {len(targets)} entries for {n_examples} examples; give one for all or one "
+            "for each"
+        )
+    return [_column(each, output_shape, name) for each in targets]
+
+
+def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
+    """The flat column of one example's target."""
+    try:
+        index = [operator.index(n) for n in (target if isinstance(target, tuple) else (target,))]
+    except TypeError:
+        raise TypeError(f"{name}={target!r} must be an integer or a tuple of integers") from None
+    if not output_shape and index == [0]:
+        return 0
+    if len(index) != len(output_shape):
+        raise ValueError(
+            f"{name}={target!r} has {len(index)} entries for outputs of shape "
+            f"{tuple(output_shape)} per example; give a tuple of {len(output_shape)}"
+        )
+    for number, size in zip(index, output_shape, strict=True):
+        if not -size <= number < size:
+            raise ValueError(
+                f"{name}={target!r} is out of range: the model has outputs of shape "
+                f"{tuple(output_shape)} per example, so the last one is {size - 1} where "
+                f"{number} stands"
+            )
+    positive = [number % size for number, size in zip(index, output_shape, strict=True)]
+    return int(np.ravel_multi_index(positive, output_shape))
 
 
 def masked_columns(
@@ -153,77 +187,22 @@ def masked_columns(
         output_shape: the shape of one example's output, ``outputs.shape[1:]``.
         name: what to call the argument in an error.
     """
-    mask: Any = target
-    if isinstance(target, tuple) and len(target) == 2 and _is_mask(target[1]):
-        places = output_shape[1:]
-        if tuple(target[1].shape) != places or not places:
-            raise ValueError(
-                f"{name} has a mask of shape {tuple(target[1].shape)} where each class has scores "
-                f"of shape {places}; give a mask of that shape"
-            )
-        first = _column((target[0], *(0 for _ in places)), output_shape, name)
-        mask = torch.zeros(output_shape, dtype=torch.bool, device="cpu")
-        mask[first // math.prod(places)] = torch.as_tensor(target[1]).cpu()
-    elif not _is_mask(target):
+    of_class = isinstance(target, tuple) and len(target) == 2
+    given: Any = target[1] if of_class else target  # type: ignore[index]
+    if not isinstance(given, Tensor | np.ndarray) or given.dtype not in (torch.bool, np.bool_):
         return None
-    if tuple(mask.shape) != tuple(output_shape):
+    expected = output_shape[1:] if of_class else output_shape
+    if tuple(given.shape) != tuple(expected) or not expected:
         raise ValueError(
-            f"{name} is a mask of shape {tuple(mask.shape)} for outputs of shape "
-            f"{tuple(output_shape)} per example; give one of that shape, or (class, mask)"
+            f"{name} has a mask of shape {tuple(given.shape)} for outputs of shape "
+            f"{tuple(output_shape)} per example; give one of that shape, or (class, mask) with one "
+            f"of shape {tuple(output_shape[1:])}"
         )
-    columns = device_sync.as_integers(torch.as_tensor(mask).reshape(-1).nonzero().squeeze(1))
+    columns: list[int] = np.flatnonzero(torch.as_tensor(given).cpu().numpy()).tolist()
     if not columns:
         raise ValueError(f"{name} is a mask without a True; there is nothing to explain")
+    if of_class:
+        places = (0,) * len(expected)
+        first = _column((target[0], *places), output_shape, name)  # type: ignore[index]
+        columns = [first + column for column in columns]
     return columns
-
-
-def _is_mask(value: Any) -> bool:
-    return isinstance(value, Tensor | np.ndarray) and value.dtype in (torch.bool, np.bool_)
-
-
-def _one_each(target: Any, n_examples: int, name: str) -> list[Any]:
-    """The target of each example: an int or a tuple."""
-    if isinstance(target, Tensor | np.ndarray):
-        values = torch.as_tensor(target)
-        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-            raise TypeError(f"{name} has dtype {values.dtype}; class numbers are integers")
-        if values.dim() > 1 and values.numel() > 1:
-            raise ValueError(
-                f"{name} has shape {tuple(values.shape)}; give one integer, a tensor of "
-                f"{n_examples}, or a list of tuples"
-            )
-        numbers = device_sync.as_integers(values.reshape(-1))
-        target = numbers[0] if len(numbers) == 1 else numbers
-    if not isinstance(target, list):
-        return [target] * n_examples
-    if len(target) != n_examples:
-        raise ValueError(
-            f"{name} has {len(target)} entries for {n_examples} examples; give one for all or one "
-            "for each"
-        )
-    return target
-
-
-def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
-    """The flat column of one example's target."""
-    index = target if isinstance(target, tuple) else (target,)
-    try:
-        numbers = [operator.index(number) for number in index]
-    except TypeError:
-        raise TypeError(f"{name}={target!r} must be an integer or a tuple of integers") from None
-    if not output_shape and numbers == [0]:
-        return 0
-    if len(numbers) != len(output_shape):
-        raise ValueError(
-            f"{name}={target!r} has {len(numbers)} entries for outputs of shape "
-            f"{tuple(output_shape)} per example; give a tuple of {len(output_shape)}"
-        )
-    for number, size in zip(numbers, output_shape, strict=True):
-        if not -size <= number < size:
-            raise ValueError(
-                f"{name}={target!r} is out of range: the model has outputs of shape "
-                f"{tuple(output_shape)} per example, so the last one is {size - 1} where "
-                f"{number} stands"
-            )
-    positive = [number % size for number, size in zip(numbers, output_shape, strict=True)]
-    return int(np.ravel_multi_index(positive, output_shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from captum_pda import device_sync
-from captum_pda.model.call import ModelCall
+from captum_pda.model.call import ModelCall, copied
 from captum_pda.model.evaluation_mode import model_of
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
 
@@ -25,16 +25,13 @@ MOST_EXTRA_TOKENS = 8
 
 @dataclass(frozen=True)
 class MapLayout:
-    """Where channels and places of a feature map are in a tensor.
+    """Where channels and places of a feature map are in a tensor."""
 
-    Args:
-        space: the map's spatial shape.
-        extra: tokens before those of the places, which are left alone.
-        kind: "channels first", "channels last" or "tokens" (N, tokens, channels).
-    """
-
+    #: The map's spatial shape.
     space: tuple[int, ...]
+    #: How many tokens come before those of the places, and are left alone.
     extra: int = 0
+    #: "channels first", "channels last" or "tokens" (N, tokens, channels).
     kind: str = "channels first"
 
     def to_map(self, values: Tensor) -> Tensor:
@@ -65,10 +62,8 @@ def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | No
 
     A tensor with as many spatial dimensions as the input has its channels first, or last if only
     the dimensions in the middle have the input's proportions. For images, (N, tokens, channels) is
-    the grid of a transformer's patches, after its class token and registers.
-
-    Returns:
-        None for a tensor without a feature map, such as pooled features.
+    the grid of a transformer's patches, after its class token and registers. None for others, such
+    as pooled features.
     """
     #: Of square patches of every side.
     grids = [tuple(size // side for size in space) for side in range(1, min(space) + 1)]
@@ -93,48 +88,53 @@ def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
     return all(large <= 2 * small for small, large in pairwise(shares)) and shares[-1] <= 2
 
 
-#: From what a layer returns to what the rest of the model gets; None leaves it as it is.
-Exchange: TypeAlias = Callable[[Any], Any]
-
-
-@contextmanager
-def exchanged(layer: nn.Module, at_input: bool, exchange: Exchange) -> Iterator[list[None]]:
-    """Let ``exchange`` see what a layer returns, or (``at_input``) what it is called with.
-
-    Only calls from this thread count, each an entry of the list: others may run the same model
-    meanwhile.
-    """
-    visits: list[None] = []
-    thread = threading.get_ident()
-
-    def hook(module: nn.Module, *seen: Any) -> Any:
-        if threading.get_ident() != thread:
-            return None
-        visits.append(None)
-        return exchange(seen[-1])
-
-    handle = (
-        layer.register_forward_pre_hook(hook) if at_input else layer.register_forward_hook(hook)
-    )
-    try:
-        yield visits
-    finally:
-        handle.remove()
-
-
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a model.
-
-    Args:
-        module: the layer.
-        name: what to call it.
-        at_input: whether its inputs are meant, in place of what it returns.
-    """
+    """A layer of a model: what it returns or, ``at_input``, what it is called with."""
 
     module: nn.Module
     name: str
     at_input: bool = False
+
+    @contextmanager
+    def exchanged(self, exchange: Callable[[Any], Any]) -> Iterator[list[None]]:
+        """Let ``exchange`` replace what the layer returns or is called with; None leaves it.
+
+        Only calls from this thread count, each an entry of the list: others may run the same model
+        meanwhile.
+        """
+        visits: list[None] = []
+        thread = threading.get_ident()
+
+        def hook(module: nn.Module, *seen: Any) -> Any:
+            if threading.get_ident() != thread:
+                return None
+            visits.append(None)
+            return exchange(seen[-1])
+
+        if self.at_input:
+            handle = self.module.register_forward_pre_hook(hook)
+        else:
+            handle = self.module.register_forward_hook(hook)
+        try:
+            yield visits
+        finally:
+            handle.remove()
+
+    def check_visits(self, count: int) -> None:
+        """Refuse a layer that was not called exactly once in a pass."""
+        if count > 1:
+            raise ValueError(
+                f"layer {self.name!r} is called {count} times in one pass, so it has several "
+                "feature maps; choose a module that is called once, such as the block that "
+                "contains it"
+            )
+        if count == 0:
+            raise ValueError(
+                f"layer {self.name!r} is not called when the model runs; choose a layer of this "
+                "model, and pass the model as it was before torch.compile, torch.jit or "
+                "DataParallel"
+            )
 
 
 class LayerCall:
@@ -145,12 +145,7 @@ class LayerCall:
     looks at the batch size early or joins the layer's output with earlier tensors, is run as a
     whole on all copies. Three maps are tried both ways to find out.
 
-    Args:
-        call: the model with the user's inputs.
-        layer: whose feature maps are changed.
-
     Attributes:
-        layer: the layer.
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
         runs_rest_only: whether what comes before the layer is computed only once for all copies.
     """
@@ -159,24 +154,26 @@ class LayerCall:
         self.given = call.given
         self._call = call
         self.layer = layer
-        returned: list[Any] = []
+        self.is_tuple = False
+        passes: list[list[Any]] = []
+
+        def keep(values: Any) -> None:
+            is_several = isinstance(values, tuple | list)
+            self.is_tuple = is_several and not (layer.at_input and len(values) == 1)
+            # Copies, since the rest of the model may write into them.
+            passes.append(copied(values if is_several else [values]))
+
         n_passes = len(call.given[0]) if call.one_at_a_time else 1
-        with exchanged(layer.module, layer.at_input, partial(_keep, returned)) as visits:
+        with layer.exchanged(keep) as visits:
             self._outputs = call.as_given()
-        if len(visits) != n_passes:
-            raise ValueError(_called_otherwise(layer, len(visits) // n_passes))
-        values = _joined(returned)
-        self.is_tuple = isinstance(values, tuple | list) and not (
-            layer.at_input and len(values) == 1
-        )
-        space = tuple(call.given[0].shape[2:])
-        items = values if isinstance(values, tuple | list) else (values,)
-        #: The position of each feature map among what the layer returns, and how it is held.
-        self._maps = [
-            (position, layout)
-            for position, item in enumerate(items)
-            if (layout := _layout(item, len(call.given[0]), space)) is not None
+        layer.check_visits(len(visits) // n_passes)
+        items = [
+            torch.cat(each) if isinstance(each[0], Tensor) and each[0].dim() > 0 else each[0]
+            for each in zip(*passes, strict=True)
         ]
+        layouts = [_layout(item, call.given[0]) for item in items]
+        #: The position of each feature map among what the layer returns, and how it is held.
+        self._maps = [(place, layout) for place, layout in enumerate(layouts) if layout]
         if not self._maps:
             found = " and ".join(
                 f"a tensor of shape {tuple(item.shape)}"
@@ -188,9 +185,7 @@ class LayerCall:
                 f"layer {layer.name!r} holds no spatial feature map: it has {found}; choose a "
                 "layer before pooling and flattening"
             )
-        self.inputs = tuple(
-            layout.to_map(items[place]).contiguous() for place, layout in self._maps
-        )
+        self.inputs = tuple(layout.to_map(items[n]).contiguous() for n, layout in self._maps)
         #: Not of the whole model, which is slower than what follows the layer.
         self.seconds_per_pass = 0.0
         self.runs_rest_only = self._can_run_rest_only()
@@ -213,11 +208,9 @@ class LayerCall:
         if self._call.one_at_a_time and len(maps) > 1:
             return torch.cat([self._run(rest_only, example, position, each[None]) for each in maps])
         exchange = partial(self._exchange, position, maps)
-        n_copies = 1 if rest_only else len(maps)
-        with exchanged(self.layer.module, self.layer.at_input, exchange) as visits:
-            outputs = self._call.repeated(example, n_copies)
-        if len(visits) != 1:
-            raise ValueError(_called_otherwise(self.layer, len(visits)))
+        with self.layer.exchanged(exchange) as visits:
+            outputs = self._call.repeated(example, 1 if rest_only else len(maps))
+        self.layer.check_visits(len(visits))
         return one_row_each(outputs, len(maps))
 
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
@@ -225,10 +218,12 @@ class LayerCall:
         place, layout = self._maps[position]
         if isinstance(values, Tensor):
             return layout.put(maps, values)
-        items = [
-            layout.put(maps, item) if number == place else _repeated(item, len(maps))
-            for number, item in enumerate(values)
-        ]
+        items = list(values)
+        for number, item in enumerate(items):
+            if number == place:
+                items[number] = layout.put(maps, item)
+            elif isinstance(item, Tensor) and item.dim() > 0 and len(item) == 1:
+                items[number] = item.expand(len(maps), *item.shape[1:]).clone()
         # A named tuple takes its items one by one.
         return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
@@ -237,7 +232,7 @@ class LayerCall:
         if self._call.one_at_a_time:
             return False
         with torch.no_grad():
-            copies = with_noise(self.inputs[0][:1], 3)
+            copies = _with_noise(self.inputs[0][:1], 3)
             expected = self._run(False, 0, 0, copies.clone())
             try:
                 return agree(self._run(True, 0, 0, copies.clone()), expected)
@@ -245,7 +240,7 @@ class LayerCall:
                 return False
 
 
-def with_noise(maps: Tensor, n_copies: int) -> Tensor:
+def _with_noise(maps: Tensor, n_copies: int) -> Tensor:
     """Copies of maps (1, C, *space) that differ at every place, always in the same way."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(n_copies, *maps.shape[1:], generator=generator, device="cpu").to(maps)
@@ -253,50 +248,14 @@ def with_noise(maps: Tensor, n_copies: int) -> Tensor:
     return maps + scale * noise
 
 
-def _keep(returned: list[Any], values: Any) -> None:
-    # Copies, since the rest of the model may write into them.
-    if isinstance(values, tuple | list):
-        returned.append([item.clone() if isinstance(item, Tensor) else item for item in values])
-    else:
-        returned.append(values.clone() if isinstance(values, Tensor) else values)
-
-
-def _joined(passes: list[Any]) -> Any:
-    """What a layer returned in several passes, as if it had been one."""
-    if len(passes) == 1 or isinstance(passes[0], Tensor):
-        return passes[0] if len(passes) == 1 else torch.cat(passes)
-    return [
-        torch.cat(items) if isinstance(items[0], Tensor) and items[0].dim() > 0 else items[0]
-        for items in zip(*passes, strict=True)
-    ]
-
-
-def _layout(item: Any, n_examples: int, space: tuple[int, ...]) -> MapLayout | None:
+def _layout(item: Any, given: Tensor) -> MapLayout | None:
     """How a tensor holds a feature map of at least two places; None for anything else."""
     if not isinstance(item, Tensor) or not item.is_floating_point():
         return None
-    if item.dim() < 3 or len(item) != n_examples:
+    if item.dim() < 3 or len(item) != len(given):
         return None
-    layout = map_layout(tuple(item.shape), space)
+    layout = map_layout(tuple(item.shape), tuple(given.shape[2:]))
     return layout if layout is not None and max(layout.space) > 1 else None
-
-
-def _repeated(item: Any, n_copies: int) -> Any:
-    if not isinstance(item, Tensor) or item.dim() == 0 or len(item) != 1:
-        return item
-    return item.expand(n_copies, *item.shape[1:]).clone()
-
-
-def _called_otherwise(layer: Layer, count: int) -> str:
-    if count > 1:
-        return (
-            f"layer {layer.name!r} is called {count} times in one pass, so it has several feature "
-            "maps; choose a module that is called once, such as the block that contains it"
-        )
-    return (
-        f"layer {layer.name!r} is not called when the model runs; choose a layer of this model, "
-        "and pass the model as it was before torch.compile, torch.jit or DataParallel"
-    )
 
 
 #: A map of fewer places hardly tells one place of the input from another.
@@ -356,7 +315,7 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
         found = _candidates(model, call)
         enough = [each for each in found if math.prod(each[1].space) >= MIN_PLACES]
         for layer, layout, values in (enough or found)[: -MAX_TESTED_MAPS - 1 : -1]:
-            if _has_influence(layer.module, layout, values, call):
+            if _has_influence(layer, layout, values, call):
                 influential.append(LayerCall(call, layer))
                 if influential[-1].runs_rest_only:
                     return influential[-1]
@@ -380,16 +339,18 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayou
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
-                hooks.enter_context(exchanged(module, False, partial(keep, Layer(module, name))))
+                layer = Layer(module, name)
+                hooks.enter_context(layer.exchanged(partial(keep, layer)))
         outputs = scores_of(call.repeated(0, 1))
-    space = tuple(call.given[0].shape[2:])
-    names = [layer.name for layer, _ in returned]
+    first = call.given[0][:1]
+    space = tuple(first.shape[2:])
+    n_calls = Counter(layer.name for layer, _ in returned)
     tensors = [values for _, values in returned if isinstance(values, Tensor)]
     tokens = {values.shape[1] for values in tensors if values.dim() == 3}
     found = []
     for layer, values in returned:
-        layout = _layout(values, 1, space)
-        if names.count(layer.name) > 1 or values is outputs or layout is None:
+        layout = _layout(values, first)
+        if n_calls[layer.name] > 1 or values is outputs or layout is None:
             continue
         # A square with the side of a transformer's tokens is its table of attention.
         is_attention = layout.kind == "channels first" and set(layout.space) <= tokens
@@ -398,18 +359,17 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayou
     return found
 
 
-def _has_influence(module: nn.Module, layout: MapLayout, values: Tensor, call: ModelCall) -> bool:
+def _has_influence(layer: Layer, layout: MapLayout, values: Tensor, call: ModelCall) -> bool:
     """Whether the outputs change when noise is added to the places of a map."""
     maps = layout.to_map(values.clone())
     outputs = []
-    for changed in (maps, with_noise(maps, 1)):
+    for changed in (maps, _with_noise(maps, 1)):
         put = layout.put(changed, values).clone()
-        with exchanged(module, False, partial(lambda put, _: put, put)):
+        with layer.exchanged(partial(lambda put, _: put, put)):
             outputs.append(one_row_each(call.repeated(0, 1), 1))
     before, after = outputs
     # Both are the same single pass, so hardly anything but the noise can tell them apart.
-    tolerance = unit_of_rounding(before) * device_sync.as_float(before.abs().max())
-    return device_sync.is_true(((after - before).abs() > tolerance).any())
+    return not agree(after, before, share=unit_of_rounding(before))
 
 
 #: A model as a function of tensors whose regions are hidden: its inputs, or a layer's maps.

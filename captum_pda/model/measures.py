@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,18 @@ def register(known: dict[str, Any], cls: type[Any], what: str) -> None:
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ValueError(f"{what} named {cls.name!r} exists: {other!r}; choose another name")
     known[cls.name] = cls  # a notebook cell that is run again replaces its class
+
+
+def find(argument: str, given: Any, base: type[Any], known: Mapping[str, type[Any]]) -> Any:
+    """The object of a registered name, or an object of the base class as it is."""
+    if isinstance(given, base):
+        return given
+    if isinstance(given, type) and issubclass(given, base):
+        raise TypeError(f"{argument} is the class {given.__name__}, not an object; add brackets")
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} must be a name or a {base.__name__}, got {given!r}")
+    check_choice(argument, given, known)
+    return known[given]()
 
 
 @dataclass(frozen=True)
@@ -99,84 +112,63 @@ MEASURES: dict[str, type[Measure]] = {}
 
 
 class WeightOfEvidence(Measure):
-    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2."""
+    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2, their odds
+    against each other, whatever else there is."""
 
-    name = "weight_of_evidence"
-    label = "weight of evidence (bits)"
-    unit = "bits"
+    name, label, unit = "weight_of_evidence", "weight of evidence (bits)", "bits"
 
     def value(self, scores: Tensor) -> Tensor:
-        """log2 p / (1 - p)."""
         return scores / LN2
 
     def slope(self, scores: Tensor) -> Tensor:
-        """1 / ln 2."""
         return torch.full_like(scores, 1 / LN2)
 
     def contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        """log2 p_1 / p_2: the odds of the one against the other, whatever else there is."""
         return InformationDifference().contrast(first, second)
 
 
 class ProbabilityDifference(Measure):
     """The probability p itself, as in the paper's Algorithm 3."""
 
-    name = "probability_difference"
-    label = "difference of probability"
+    name, label = "probability_difference", "difference of probability"
     unit = "of probability"
 
     def value(self, scores: Tensor) -> Tensor:
-        """The probability p."""
         return torch.sigmoid(scores)
 
     def slope(self, scores: Tensor) -> Tensor:
-        """p (1 - p)."""
         return torch.sigmoid(scores) * torch.sigmoid(-scores)
 
 
 class InformationDifference(Measure):
     """Bits of probability, log2 p."""
 
-    name = "information_difference"
-    label = "difference of information (bits)"
+    name, label = "information_difference", "difference of information (bits)"
     unit = "bits"
 
     def value(self, scores: Tensor) -> Tensor:
-        """log2 p."""
         return F.logsigmoid(scores) / LN2
 
     def slope(self, scores: Tensor) -> Tensor:
-        """(1 - p) / ln 2."""
         return torch.sigmoid(-scores) / LN2
 
 
 class RawDifference(Measure):
     """Outputs as they are, for ``output="raw"``: hidden units, regression, similarity."""
 
-    name = "raw"
-    label = "difference of the output"
-    unit = "of the output"
+    name, label, unit = "raw", "difference of the output", "of the output"
     needs_probabilities = False
 
     def value(self, scores: Tensor) -> Tensor:
-        """The output."""
         return scores
 
     def slope(self, scores: Tensor) -> Tensor:
-        """1."""
         return torch.ones_like(scores)
 
 
 def find_measure(measure: str | Measure) -> Measure:
     """The measure of a name, or the object as it is."""
-    if isinstance(measure, Measure):
-        return measure
-    if isinstance(measure, type) and issubclass(measure, Measure):
-        raise TypeError(f"measure is the class {measure.__name__}, not an object; add brackets")
-    if not isinstance(measure, str):
-        raise TypeError(f"measure must be a name or a Measure, got {measure!r}")
-    check_choice("measure", measure, MEASURES)
-    return MEASURES[measure]()
+    return cast(Measure, find("measure", measure, Measure, MEASURES))
 
 
 def percent(share: float) -> str:

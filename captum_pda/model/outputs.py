@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,25 +16,24 @@ from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.errors import warn_user
 from captum_pda.fingerprints import own_code
-from captum_pda.model.inputs import check_choice, masked_columns, target_columns
+from captum_pda.model.inputs import masked_columns, target_columns
 from captum_pda.model.measures import (
     Measure,
     RawDifference,
     WeightOfEvidence,
+    find,
     find_measure,
     register,
 )
 
-#: Differences of this many units of rounding are no surprise; half precision is coarse enough.
-ROUNDINGS, AT_MOST = 1e3, 0.05
+#: Outputs that differ by this many units of rounding agree, up to a share of the largest.
+ROUNDINGS, MAX_ROUNDING = 1e3, 0.05
 #: What models call their scores: Hugging Face's, and torchvision's for segmentation.
 NAMES = ("logits", "out")
 #: How far a row of outputs that look like probabilities may be from a sum of 1.
 SUM_TOLERANCE = 1e-2
 #: This many logits do not all lie between 0 and 1 by chance.
 ENOUGH_OUTPUTS = 8
-
-WRAP = "wrap the model in a function that returns them, such as lambda x: model(x)"
 
 
 def scores_of(outputs: object) -> Tensor:
@@ -48,21 +47,48 @@ def scores_of(outputs: object) -> Tensor:
     """
     if isinstance(outputs, Tensor):
         return outputs
+    kind = type(outputs).__name__
+    named = {name: getattr(outputs, name, None) for name in NAMES}
+    #: What is found, by the text that reads it.
+    found: dict[str, Any]
     if isinstance(outputs, Mapping):
-        return _named(outputs, {name: f"[{name!r}]" for name in outputs})
-    if any(isinstance(getattr(outputs, name, None), Tensor) for name in NAMES):
-        return _named({name: getattr(outputs, name, None) for name in NAMES}, _attributes(NAMES))
-    if isinstance(outputs, tuple | list):
-        return _first(outputs)
-    if hasattr(outputs, "__dict__"):
-        return _named(vars(outputs), _attributes(vars(outputs)), type(outputs).__name__)
+        found = {f"[{name!r}]": value for name, value in outputs.items()}
+    elif any(isinstance(value, Tensor) for value in named.values()):
+        found = {f".{name}": value for name, value in named.items()}
+    elif isinstance(outputs, tuple | list):
+        found = {f"[{number}]": value for number, value in enumerate(outputs)}
+    elif hasattr(outputs, "__dict__"):
+        found = {f".{name}": value for name, value in vars(outputs).items()}
+    else:
+        raise TypeError(
+            f"the model returned {kind}, where evidence needs a tensor of scores; wrap it in a "
+            "function that returns logits or probabilities"
+        )
+    tensors = {way: value for way, value in found.items() if isinstance(value, Tensor)}
+    scores = [way for name in NAMES for way in (f"[{name!r}]", f".{name}") if way in tensors]
+    likely = [*scores, *tensors]
+    if "[0]" in tensors:
+        # The first of several, unless a later one looks more like scores.
+        n_dimensions = tensors["[0]"].dim()
+        likely = [way for way, value in tensors.items() if value.dim() == 2] + likely
+        if n_dimensions in (1, 2) or (n_dimensions > 2 and likely[0] == "[0]"):
+            scores = ["[0]"]
+    if len(scores) == 1:
+        return tensors[scores[0]]
+    if not tensors:
+        raise TypeError(
+            f"the model returned a {kind} without a tensor (it has {list(found)}); wrap the model "
+            "in a function that returns its scores"
+        )
+    listed = ", ".join(f"{way} {tuple(value.shape)}" for way, value in tensors.items())
     raise TypeError(
-        f"the model returned {type(outputs).__name__}, where evidence needs a tensor of scores; "
-        "wrap it in a function that returns logits or probabilities"
+        f"the model returned a {kind} with the tensors {listed}; which of them are the scores is "
+        "not clear, so wrap the model in a function that returns them, such as lambda x: "
+        f"model(x){likely[0]}"
     )
 
 
-def check_outputs(outputs: object, inputs: tuple[Tensor, ...]) -> Tensor:
+def check_outputs(outputs: object, inputs: Sequence[Tensor]) -> Tensor:
     """The scores of outputs; refused unless they are one floating-point row per example."""
     scores = scores_of(outputs)
     if not scores.is_floating_point():
@@ -87,29 +113,19 @@ def one_row_each(outputs: object, n_rows: int) -> Tensor:
     return scores
 
 
-def agree(outputs: Tensor, expected: Tensor, beside: Tensor | None = None) -> bool:
-    """Whether outputs differ by no more than rounding, for their size and that of others."""
-    return differ_by_less(
-        outputs, expected, min(ROUNDINGS * unit_of_rounding(expected), AT_MOST), beside
-    )
-
-
-def differ_by_less(
-    outputs: Tensor, expected: Tensor, share: float, beside: Tensor | None = None
+def agree(
+    outputs: Tensor, expected: Tensor, beside: Tensor | None = None, share: float | None = None
 ) -> bool:
-    """Whether outputs differ by no more than this share of the largest of them, or of others."""
+    """Whether outputs differ by no more than rounding, or by this share of the largest of them and
+    of those beside them."""
     if outputs.shape != expected.shape:
         return False
-    size = _largest(expected) if beside is None else torch.max(_largest(expected), _largest(beside))
+    if share is None:
+        share = min(ROUNDINGS * unit_of_rounding(expected), MAX_ROUNDING)
+    sizes = [_widened(each.detach()) for each in (expected, beside) if each is not None]
+    size = torch.stack([each.nan_to_num(0, 0, 0).abs().max() for each in sizes]).max()
     is_same = (outputs == expected) | (outputs.isnan() & expected.isnan())
-    close = is_same | ((outputs - expected).abs() <= share * size)
-    return device_sync.is_true(close.all())
-
-
-def _largest(outputs: Tensor) -> Tensor:
-    """The largest finite value, without its sign."""
-    finite = torch.nan_to_num(outputs.detach(), 0, 0, 0).abs()
-    return finite.to(torch.promote_types(outputs.dtype, torch.float32)).max()
+    return device_sync.is_true((is_same | ((outputs - expected).abs() <= share * size)).all())
 
 
 def unit_of_rounding(outputs: Tensor) -> float:
@@ -117,52 +133,6 @@ def unit_of_rounding(outputs: Tensor) -> float:
     kind = outputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else outputs.dtype
     return torch.finfo(dtype).eps
-
-
-def _attributes(names: Iterable[str]) -> dict[str, str]:
-    return {name: f".{name}" for name in names}
-
-
-def _named(found: Mapping[str, object], ways: Mapping[str, str], kind: str = "dict") -> Tensor:
-    """The only tensor among those of a dict or object whose name says that it holds scores."""
-    tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    scores = [name for name in NAMES if name in tensors]
-    if len(scores) == 1:
-        return tensors[scores[0]]
-    if not tensors:
-        raise TypeError(
-            f"the model returned a {kind} without a tensor (it has {sorted(found)}); "
-            "wrap the model in a function that returns its scores"
-        )
-    listed = ", ".join(f"{ways[name]} {tuple(value.shape)}" for name, value in tensors.items())
-    example = ways[scores[0] if scores else next(iter(tensors))]
-    raise TypeError(
-        f"the model returned a {kind} with the tensors {listed}; which of them are the scores is "
-        f"not clear, so {WRAP}{example}"
-    )
-
-
-def _first(outputs: tuple[object, ...] | list[object]) -> Tensor:
-    """The first of several, unless a later one looks more like scores."""
-    first = outputs[0] if outputs else None
-    others = [
-        number
-        for number, value in enumerate(outputs[1:], start=1)
-        if isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point()
-    ]
-    if isinstance(first, Tensor) and (first.dim() in (1, 2) or (first.dim() > 2 and not others)):
-        return first
-    listed = ", ".join(
-        str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-        for value in outputs
-    )
-    raise TypeError(
-        f"the model returned a {type(outputs).__name__} of {listed or 'nothing'}, which does not "
-        f"start with its scores; {WRAP}[{others[0] if others else 1}]"
-    )
-
-
-# Output kinds
 
 
 @dataclass(frozen=True)
@@ -202,7 +172,9 @@ class OutputKind(ABC):
 
     def column(self, outputs: Tensor, column: int) -> Tensor:
         """The score of one flat output column, (rows, 1)."""
-        target, classes = _classes_beside(outputs, column)
+        places = math.prod(outputs.shape[2:])
+        target, place = divmod(column, places)
+        classes = outputs.reshape(len(outputs), -1, places)[..., place]
         return self.scores(classes)[:, target : target + 1]
 
     def check(self, outputs: Tensor) -> None:  # noqa: B027 - most kinds take any outputs
@@ -222,9 +194,7 @@ class OutputKind(ABC):
         if len(scores) == 1:
             return scores[0]
         # The - log S of both terms cancels in the log-odds.
-        return torch.logsumexp(F.logsigmoid(scores), dim=0) - torch.logsumexp(
-            F.logsigmoid(-scores), dim=0
-        )
+        return F.logsigmoid(scores).logsumexp(dim=0) - F.logsigmoid(-scores).logsumexp(dim=0)
 
     def average_error(self, scores: Tensor) -> Tensor:
         """The standard error of ``average``, from the samples in dimension 0.
@@ -234,7 +204,7 @@ class OutputKind(ABC):
         (1 - p_s) / (1 - p) where that is the rarer event, so that nothing is rounded to 0 or 1.
         """
         log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
-        mean_p, mean_not_p = _log_mean(log_p), _log_mean(log_not_p)
+        mean_p, mean_not_p = (x.logsumexp(dim=0) - math.log(len(x)) for x in (log_p, log_not_p))
         ratios = torch.where(mean_p < mean_not_p, log_p - mean_p, log_not_p - mean_not_p).exp()
         return ratios.std(dim=0) / math.sqrt(len(scores)) / torch.maximum(mean_p, mean_not_p).exp()
 
@@ -273,40 +243,29 @@ class Logits(OutputKind):
     """Logits of classes (dimension 1) that exclude each other; a single column is one sigmoid
     logit."""
 
-    name = "logits"
-    words = "of classes that exclude each other, before a softmax"
+    name, words = "logits", "of classes that exclude each other, before a softmax"
     are_logits = True
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """Log-odds of every class against the others, without losing 1 - p to rounding."""
         logits = _widened(outputs)
         if not _are_several(logits):
             return logits
-        log_probability = torch.log_softmax(logits, dim=1)
-        # At most one class can be above a half: only its 1 - p needs the sum of the others.
+        # At most one class can be above a half: only its 1 - p needs the sum of the others. Its p
+        # is taken out of the rest, whose gradient would be NaN where it is rounded to 1.
         top, best = logits.max(dim=1, keepdim=True)
         others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
+        log_probability = torch.log_softmax(logits, dim=1).scatter(1, best, -1)
         odds = log_probability - torch.log1p(-log_probability.exp())
         return odds.scatter(1, best, top - others)
 
-    def column(self, outputs: Tensor, column: int) -> Tensor:
-        """Computed by itself: the gradient of ``scores`` is NaN where a probability is rounded."""
-        target, classes = _classes_beside(_widened(outputs), column)
-        value = classes[:, target : target + 1]
-        if not _are_several(classes):
-            return value
-        others = torch.cat([classes[:, :target], classes[:, target + 1 :]], dim=1)
-        return value - torch.logsumexp(others, dim=1, keepdim=True)
-
     def check(self, outputs: Tensor) -> None:
-        """Warn of a single number without a column, and of what looks like probabilities."""
         if outputs.dim() == 1:
             warn_user(
                 f"output={self.name!r} reads the model's one number per example as the logit of a "
                 "yes-or-no question; for a similarity, a distance or a regression use "
                 "output='raw'. A logit of shape (N, 1) says so without this warning"
             )
-        if not _are_several(outputs) or not _within_unit_interval(outputs):
+        if not _are_several(outputs) or not _look_like_probabilities(outputs):
             return
         apart = (outputs.float().sum(1) - 1).abs()
         if outputs.numel() >= ENOUGH_OUTPUTS or device_sync.is_true((apart < SUM_TOLERANCE).all()):
@@ -320,16 +279,10 @@ class Logits(OutputKind):
 class MultilabelLogits(Logits):
     """A sigmoid logit for each label: each is a yes-or-no question of its own."""
 
-    name = "multilabel"
-    words = "logits of labels, each before a sigmoid of its own"
+    name, words = "multilabel", "logits of labels, each before a sigmoid of its own"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """A logit is the log-odds."""
         return _widened(outputs)
-
-    def column(self, outputs: Tensor, column: int) -> Tensor:
-        """The logit of one label."""
-        return OutputKind.column(self, outputs, column)
 
 
 class Probabilities(OutputKind):
@@ -339,8 +292,7 @@ class Probabilities(OutputKind):
     rounding, both readings agree, and the sum of the others has kept what 1 - p has lost.
     """
 
-    name = "probabilities"
-    words = "of either, after the softmax or sigmoids"
+    name, words = "probabilities", "of either, after the softmax or sigmoids"
 
     def scores(self, outputs: Tensor) -> Tensor:
         """log p - log(1 - p), where 1 - p is the sum of the others if they compete."""
@@ -348,7 +300,10 @@ class Probabilities(OutputKind):
         eps, smallest = torch.finfo(outputs.dtype).eps, _smallest(outputs.dtype)
         complement = (1 - values).clamp_min(eps / 2)
         if _are_several(values):
-            others = _sum_of_others(values)
+            # The sum of the others is exact also beside a value near 1.
+            best = values.argmax(dim=1, keepdim=True)
+            without_best = values.scatter(1, best, 0).sum(dim=1, keepdim=True)
+            others = (values.sum(dim=1, keepdim=True) - values).scatter(1, best, without_best)
             # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
             tolerance = max(eps, 16 * torch.finfo(values.dtype).eps)
             competing = (values + others - 1).abs() <= tolerance
@@ -356,56 +311,44 @@ class Probabilities(OutputKind):
         return values.clamp_min(smallest).log() - complement.log()
 
     def check(self, outputs: Tensor) -> None:
-        """Refuse values outside of [0, 1]."""
-        if not _within_unit_interval(outputs):
+        if not _look_like_probabilities(outputs):
             raise ValueError(
                 f"output={self.name!r} but the model returned values outside [0, 1]; if they "
                 "are scores before a softmax or sigmoid, use output='logits'"
             )
 
     def warn_of_rounding(self, dtype: torch.dtype, scores: Iterable[Tensor]) -> None:
-        """Warn where a probability was too close to 0 or 1 for its dtype to say how close."""
         largest, at_one = -math.log(_smallest(dtype)), -math.log(torch.finfo(dtype).eps / 2)
-        if any(
-            device_sync.is_true(
-                ((each.abs() >= largest - 1e-3) | ((each - at_one).abs() < 1e-3)).any()
-            )
-            for each in scores
-        ):
-            warn_user(
-                "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
-                "there is only a bound; return logits and use output='logits' for the full value"
-            )
+        for each in scores:
+            rounded = (each.abs() >= largest - 1e-3) | ((each - at_one).abs() < 1e-3)
+            if device_sync.is_true(rounded.any()):
+                warn_user(
+                    "some probabilities were rounded to exactly 0 or 1, so the weight of evidence "
+                    "there is only a bound; return logits and use output='logits' for the full "
+                    "value"
+                )
+                return
 
 
 class RawOutputs(OutputKind):
     """Plain numbers, compared as they are: hidden units, regression, similarity."""
 
-    name = "raw"
-    words = "plain numbers, as of a regression"
+    name, words = "raw", "plain numbers, as of a regression"
     has_probabilities = False
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """The outputs."""
         return _widened(outputs)
 
     def average(self, scores: Tensor) -> Tensor:
-        """The mean."""
         return scores.mean(dim=0)
 
     def average_error(self, scores: Tensor) -> Tensor:
-        """s / sqrt(S), with s the samples' standard deviation."""
         return scores.std(dim=0) / math.sqrt(len(scores))
 
 
 def find_output_kind(output: str | OutputKind) -> OutputKind:
     """The output kind of a name, or the object as it is."""
-    if isinstance(output, OutputKind):
-        return output
-    if isinstance(output, type) and issubclass(output, OutputKind):
-        raise TypeError(f"output is the class {output.__name__}, not an object; add brackets")
-    check_choice("output", output, OUTPUT_KINDS)
-    return OUTPUT_KINDS[output]()
+    return cast(OutputKind, find("output", output, OutputKind, OUTPUT_KINDS))
 
 
 def _widened(outputs: Tensor) -> Tensor:
@@ -417,19 +360,8 @@ def _are_several(outputs: Tensor) -> bool:
     return outputs.dim() > 1 and outputs.shape[1] > 1
 
 
-def _within_unit_interval(outputs: Tensor) -> bool:
+def _look_like_probabilities(outputs: Tensor) -> bool:
     return device_sync.is_true(((outputs >= -1e-6) & (outputs <= 1 + 1e-3)).all())
-
-
-def _classes_beside(outputs: Tensor, column: int) -> tuple[int, Tensor]:
-    """The class of a flat output column, and the outputs of all classes at its place."""
-    places = math.prod(outputs.shape[2:])
-    target, place = divmod(column, places)
-    return target, outputs.reshape(len(outputs), -1, places)[..., place]
-
-
-def _log_mean(logarithms: Tensor) -> Tensor:
-    return torch.logsumexp(logarithms, dim=0) - math.log(len(logarithms))
 
 
 def _smallest(dtype: torch.dtype) -> float:
@@ -438,17 +370,6 @@ def _smallest(dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     normal = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
     return max(info.tiny * info.eps, normal)
-
-
-def _sum_of_others(values: Tensor) -> Tensor:
-    """The sum over dimension 1 without each value, exact also beside a value near 1."""
-    best = values.argmax(dim=1, keepdim=True)
-    without_best = values.scatter(1, best, 0).sum(dim=1, keepdim=True)
-    others = values.sum(dim=1, keepdim=True) - values
-    return others.scatter(1, best, without_best)
-
-
-# The outputs that are explained
 
 
 @dataclass(frozen=True)
@@ -487,14 +408,8 @@ class ExplainedOutputs:
         region = masked_columns(target, every.output_shape)
         if region is not None:
             return replace(every, region=tuple(region))
-        return replace(
-            every, columns=tuple(target_columns(target, len(outputs), every.output_shape))
-        )
-
-    @property
-    def n_columns(self) -> int:
-        """How many scores are kept per example."""
-        return math.prod(self.kept_shape)
+        columns = target_columns(target, len(outputs), every.output_shape)
+        return replace(every, columns=tuple(columns))
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
@@ -503,31 +418,29 @@ class ExplainedOutputs:
             return (len(self.region),)
         return self.output_shape if self.columns is None else ()
 
+    @property
+    def n_columns(self) -> int:
+        """How many scores are kept per example."""
+        return math.prod(self.kept_shape)
+
     def for_example(self, number: int) -> Callable[[Tensor], Tensor]:
         """From outputs for copies of one example (rows, ...) to scores (rows, columns)."""
-        kind, region = self.kind, self.region
         if self.columns is not None:
             column = self.columns[number]
-            return lambda outputs: kind.column(outputs, column)
-        if region is not None:
-            return lambda outputs: kind.scores(outputs).reshape(len(outputs), -1)[:, list(region)]
-        return lambda outputs: kind.scores(outputs).reshape(len(outputs), -1)
+            return lambda outputs: self.kind.column(outputs, column)
+        kept = slice(None) if self.region is None else list(self.region)
+        return lambda outputs: self.kind.scores(outputs).reshape(len(outputs), -1)[:, kept]
 
     def scores(self, outputs: Tensor) -> Tensor:
         """The scores of outputs for all examples, (N, columns)."""
         return torch.cat([self.for_example(n)(outputs[n : n + 1]) for n in range(len(outputs))])
 
     def watched_columns(self, target: TargetType, scores: Tensor, name: str) -> list[int]:
-        """The column of each example that ``target`` means; without one, the predicted class's.
-
-        Args:
-            target: as in ``target_columns``.
-            scores: of all columns with everything seen, (N, columns).
-            name: what to call the argument in an error.
-        """
-        predicts = self.kind.has_probabilities and len(self.output_shape) <= 1
-        if target is None and predicts:
-            return device_sync.as_integers(scores.argmax(dim=1))
+        """The column of each example that ``target`` means; without one, that of the largest of
+        its scores (N, columns). Errors call the target ``name``."""
+        if target is None and self.kind.has_probabilities and len(self.output_shape) <= 1:
+            predicted: list[int] = scores.argmax(dim=1).tolist()
+            return predicted
         return target_columns(target, len(scores), self.output_shape, name)
 
     def warn_of_rounding(self, *scores: Tensor) -> None:

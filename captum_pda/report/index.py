@@ -16,16 +16,11 @@ from captum_pda.files import write_whole
 from captum_pda.report.page_file import Block, Page, read_block, unpack
 from captum_pda.report.pictures import thumbnail
 
-PAGE = Page(
-    "Photos",
-    "index.html",
-    ("base.css", "index.css"),
-    ("block.js", "elements.js", "numbers.js", "index.js"),
-)
-#: A report's summary stands at its beginning, before so many bytes.
-READ = 200_000
-#: Of more photos, smaller pictures are kept.
-MANY, SMALL = 300, 112
+PAGE = Page("Photos", "index.html", "base index", "block elements numbers index")
+#: A report's summary stands in its first bytes.
+SUMMARY_BYTES = 200_000
+#: From this number of photos on, pictures are made smaller, with this side.
+MANY_PHOTOS, SMALL_SIDE = 300, 112
 
 
 def write_index(
@@ -55,11 +50,16 @@ def index_page(
 ) -> bytes:
     """The page itself, for a place from which its links are seen; ``failed`` says which photos have
     no report, and why."""
-    block = Block()
-    entries = [
-        {**_summary(report, block, len(reports)), "href": _link(report, path.parent)}
-        for report in reports
-    ]
+    block, entries = Block(), []
+    for report in reports:
+        summary, picture = read_summary(report)
+        if len(reports) > MANY_PHOTOS:
+            pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
+            picture = thumbnail(pixels, SMALL_SIDE)
+        relative = Path(os.path.relpath(report.absolute(), path.parent.absolute()))
+        # Names are data, so all is escaped.
+        href = "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)
+        entries.append({**summary, "thumbnail": block.add_bytes(picture), "href": href})
     header = {"title": title, "entries": entries, "failed": list((failed or {}).items())}
     return PAGE.render({"values": block.pack(header)})
 
@@ -67,21 +67,8 @@ def index_page(
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:
     """What a report says of itself, and its small picture as JPEG."""
     with report.open("rb") as file:
-        text = read_block(file.read(READ), "summary")
+        text = read_block(file.read(SUMMARY_BYTES), "summary")
     if not text:
         raise ValueError(f"{report} is no report of write_report; leave it out of the index")
     summary, arrays = unpack(text)
     return summary, arrays[summary.pop("thumbnail")].tobytes()
-
-
-def _summary(report: Path, block: Block, count: int) -> dict[str, Any]:
-    summary, picture = read_summary(report)
-    if count > MANY:
-        picture = thumbnail(np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")), SMALL)
-    return {**summary, "thumbnail": block.add_bytes(picture)}
-
-
-def _link(report: Path, folder: Path) -> str:
-    """The address of a report, seen from a folder; names are data, so all is escaped."""
-    relative = Path(os.path.relpath(report.absolute(), folder.absolute()))
-    return "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)

@@ -10,25 +10,22 @@ from PIL import Image, ImageDraw
 
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.space import (
-    MOST_CHANNELS,
-    channels_of,
-    inside_of,
-    spatial_map,
-    volume_picture,
-)
+from captum_pda.visualization.drawing import evidence_map, innermost
+from captum_pda.visualization.space import MOST_CHANNELS, channels_of, volume_picture
 
 PAGE = Page(
     "Evidence",
     "space.html",
-    ("base.css", "report.css", "space.css"),
-    ("block.js", "elements.js", "numbers.js", "colours.js", "curves.js", "space.js"),
+    "base report space",
+    "block elements numbers colours curves space",
 )
 #: Of larger volumes every second voxel is shown, or every third.
 MOST_VOXELS = 2**21
+#: The side of the small picture of a signal, in pixels.
+SIGNAL_SIDE = 160
 
 
 def space_header(
@@ -40,46 +37,52 @@ def space_header(
     std: Any,
     spacing: Any,
     n_listed: int,
-) -> tuple[dict[str, Any], list[dict[str, list[dict[str, Any]]]], Bytes]:
-    """What the page shows of a signal or a volume, the lists of all classes, and a small picture.
-
-    Maps are those of all regions and questions, one for each class.
-    """
+) -> tuple[dict[str, Any], Bytes]:
+    """What the page shows of a signal or a volume, and a small picture. Maps are those of all
+    regions and questions, one for each class."""
     example = evidence.inputs[0][number].detach().cpu()
-    dims = example.dim() - 1
-    space = tuple(example.shape[1:])
+    dims, space = example.dim() - 1, tuple(example.shape[1:])
     step = 1
     while dims == 3 and math.prod(-(-size // step) for size in space) > MOST_VOXELS:
         step += 1
     thin = (slice(None, None, step),) * dims
-    maps, marks, lists = [], [], []
+    maps, marks = [], []
+    lists: list[dict[str, list[dict[str, Any]]]] = []
     for column in columns:
         found = evidence.attribution(column)
         own = (found[0] if isinstance(found, tuple) else found)[number]
-        maps.append(spatial_map(own, dims)[thin])
+        maps.append(evidence_map(own, dims)[thin])
         kinds = strongest_regions(evidence, column, n_listed, example=number)
+        # The page knows the voxels of a region by a number, those against behind those for.
         label = np.zeros(space, dtype=np.uint8)
-        for region, code in _coded(kinds, n_listed):
-            label[region.pixels] = code
+        for against, regions in enumerate(kinds):
+            for place, region in enumerate(regions):
+                label[region.pixels] = 1 + place + n_listed * against
         marks.append(label[thin])
         lists.append(
             {
-                kind: [_told(region, step) for region in regions]
+                kind: [
+                    {
+                        "value": region.value,
+                        "answers": region.answers(),
+                        "place": [one // step for one in innermost(region.pixels)],
+                    }
+                    for region in regions
+                ]
                 for kind, regions in zip(("for", "against"), kinds, strict=True)
             }
         )
     if dims == 1:
-        shown = channels_of(example, 1, mean, std)[:MOST_CHANNELS]
+        shown = channels_of(example, mean, std)[:MOST_CHANNELS]
         values = block.add(shown, "float32")
         small, n_channels = _small_signal(shown), len(shown)
     else:
         pixels = np.round(255 * volume_picture(example, mean, std)[thin]).astype(np.uint8)
         n_channels = pixels.shape[-1]
         values = block.add(pixels, "uint8")
-        # As red, green and blue, also where there is one channel.
-        small = pixels[_middle(lists[0], len(pixels))].repeat(3, axis=-1)[..., ::n_channels][
-            ..., :3
-        ]
+        strongest = [*lists[0]["for"], *lists[0]["against"]]
+        middle = strongest[0]["place"][0] if strongest else len(pixels) // 2
+        small = np.broadcast_to(pixels[middle], (*pixels.shape[1:3], 3))
     sides = np.broadcast_to(np.asarray(1.0 if spacing is None else spacing, dtype=float), dims)
     finite = [np.abs(one[np.isfinite(one)]).max(initial=0) for one in maps]
     header = {
@@ -89,52 +92,25 @@ def space_header(
         "values": values,
         "channels": n_channels,
         "left_out": len(example) - n_channels if dims == 1 else 0,
-        "maps": block.add(np.stack([one.reshape(-1) for one in maps]), "float16"),
+        "maps": block.add(np.stack([one.reshape(-1) for one in maps]), "float32"),
         "marks": block.add(np.stack([one.reshape(-1) for one in marks]), "uint8"),
         "scale": float(max(finite)) or 1.0,
         "listed": lists,
         "n_listed": n_listed,
         "questions": list(dict.fromkeys(words.question(part) for part in evidence.parts)),
     }
-    return header, lists, small
-
-
-def _coded(
-    kinds: tuple[list[StrongRegion], list[StrongRegion]], n_listed: int
-) -> list[tuple[StrongRegion, int]]:
-    """Regions with the numbers by which the page knows their voxels."""
-    return [
-        (region, 1 + place + n_listed * against)
-        for against, regions in enumerate(kinds)
-        for place, region in enumerate(regions)
-    ]
-
-
-def _told(region: StrongRegion, step: int) -> dict[str, Any]:
-    return {
-        "value": region.value,
-        "answers": region.answers(),
-        "place": [one // step for one in inside_of(region)],
-    }
-
-
-def _middle(listed: dict[str, list[dict[str, Any]]], depth: int) -> int:
-    """The slice of the small picture: that of the strongest region."""
-    first = [*listed["for"], *listed["against"]]
-    return int(first[0]["place"][0]) if first else depth // 2
+    return header, small
 
 
 def _small_signal(channels: Any) -> Bytes:
     """A small picture of a signal."""
-    side = 160
-    image = Image.new("RGB", (side, side), "white")
+    image = Image.new("RGB", (SIGNAL_SIDE, SIGNAL_SIDE), "white")
     pen = ImageDraw.Draw(image)
-    tall = side / len(channels)
     for row, channel in enumerate(channels):
         low, high = float(channel.min()), float(channel.max())
         heights = (channel - low) / ((high - low) or 1)
-        across = np.linspace(0, side - 1, len(channel))
-        down = (row + 0.9 - 0.8 * heights) * tall
+        across = np.linspace(0, SIGNAL_SIDE - 1, len(channel))
+        down = (row + 0.9 - 0.8 * heights) * SIGNAL_SIDE / len(channels)
         pen.line(list(zip(across.tolist(), down.tolist(), strict=True)), fill="#222222")
     pixels: Bytes = np.asarray(image)
     return pixels

@@ -11,7 +11,7 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.together import Interactions, flat_target
 from captum_pda.model.measures import signed
 from captum_pda.report.page_file import Block
-from captum_pda.visualization.drawing import roomiest_place
+from captum_pda.visualization.drawing import innermost
 from captum_pda.visualization.together import COVER, LEAST_SHARE, TOGETHER
 
 
@@ -35,7 +35,7 @@ def together_header(
     places = []
     for number, pixels in enumerate(game.pixels):
         owners[pixels] = number
-        places.append(list(roomiest_place(pixels)))
+        places.append(list(innermost(pixels)[::-1]))
     target = flat_target(game, interactions.target)
     unit = f" {interactions.unit}" if interactions.unit else ""
     pairs = interactions.pairs()

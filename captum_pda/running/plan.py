@@ -29,23 +29,14 @@ Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
+    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there."""
 
-    Args:
-        name: "input", or the name of the layer.
-        call: the model as a function of the tensors that are changed here.
-        engine: runs the copies.
-        prior: what could stand in a region; None is the default prior.
-        needs: the prior's method that ``fill`` calls.
-        fill: the method's way to fill regions from the prior.
-    """
-
-    name: str
-    call: Call
-    engine: Engine
-    prior: Any
-    needs: str
-    fill: Fill
+    name: str  #: "input", or the name of the layer.
+    call: Call  #: The model as a function of the tensors that are changed here.
+    engine: Engine  #: Runs the copies.
+    prior: Any  #: What could stand in a region; None is the default prior.
+    needs: str  #: The prior's method that ``fill`` calls.
+    fill: Fill  #: The method's way to fill regions from the prior.
 
     def drawn(self, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
         """What is put in the place of regions of an example (C, *space), (S, W, C, *window)."""
@@ -89,17 +80,10 @@ def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: i
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Regions of one size, of one tensor at one place, in one context.
-
-    Args:
-        place: where they are hidden.
-        tensor: the number of the tensor among those of that place.
-        regions: where they lie.
-        context: what is seen besides them.
-    """
+    """Regions of one size, of one tensor at one place, in one context."""
 
     place: Place
-    tensor: int
+    tensor: int  #: Its number among the tensors of that place.
     regions: Regions
     context: Context
 
@@ -143,51 +127,28 @@ def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
     # Sets of regions change the whole input, where no other engine has less to do.
     densely = replace(place, engine=DenseEngine())
     return tuple(
-        Part(
-            densely if isinstance(regions, Coalitions) else place,
-            tensor,
-            regions,
-            CONTEXTS[context],
-        )
+        Part(densely if isinstance(each, Coalitions) else place, tensor, each, CONTEXTS[context])
         for context, sets in choose_regions(place.call.inputs, **arguments).items()
         for tensor, sizes in enumerate(sets)
-        for regions in sizes
+        for each in sizes
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is hidden of a model's inputs or feature maps, and what is read.
-
-    Args:
-        parts: what is hidden.
-        explained: which outputs are explained, as which scores.
-        seen: the scores with everything seen, (N, columns).
-        references: for each part the scores before a region is changed, (N, columns).
-    """
+    """What is hidden of a model's inputs or feature maps, and what is read."""
 
     parts: tuple[Part, ...]
     explained: ExplainedOutputs
-    seen: Tensor
-    references: tuple[Tensor, ...]
-
-    @property
-    def n_examples(self) -> int:
-        """The batch size N."""
-        return len(self.seen)
+    seen: Tensor  #: The scores with everything seen, (N, columns).
+    references: tuple[Tensor, ...]  #: For each part those before a region is changed.
 
 
 def make_plan(
     parts: tuple[Part, ...], target: TargetType, all_outputs: bool, kind: OutputKind
 ) -> Plan:
-    """Run the model on the inputs as they are, and on those that a context starts from.
-
-    Args:
-        parts: what is hidden.
-        target: the output to explain, unless ``all_outputs`` are kept.
-        all_outputs: whether the scores of every output are kept.
-        kind: what the model's outputs are.
-    """
+    """Run the model on the inputs as they are, and on those that a context starts from; keep the
+    scores of the target, or of all outputs."""
     # Not in inference mode: what a model caches in its first pass must stay usable.
     with torch.no_grad():
         outputs = parts[0].place.call.unperturbed()
@@ -198,19 +159,18 @@ def make_plan(
         seen = explained.scores(outputs)
         references = [seen] * len(parts)
         for numbers in groups(parts):
-            scores = [_reference(parts[numbers[0]], explained, seen, n) for n in range(len(seen))]
+            part = parts[numbers[0]]
+            scores = []
+            for n, values in enumerate(part.values):
+                before = part.context.before(part.place, values)
+                if before is values:
+                    scores.append(seen[n : n + 1])
+                else:
+                    outputs = part.forward(n, before.unsqueeze(0).clone())
+                    scores.append(explained.for_example(n)(outputs))
             for number in numbers:
                 references[number] = torch.cat(scores)
     return Plan(parts, explained, seen, tuple(references))
-
-
-def _reference(part: Part, explained: ExplainedOutputs, seen: Tensor, example: int) -> Tensor:
-    """The scores of an example before a region of it is changed, (1, columns)."""
-    values = part.values[example]
-    before = part.context.before(part.place, values)
-    if before is values:
-        return seen[example : example + 1]
-    return explained.for_example(example)(part.forward(example, before.unsqueeze(0).clone()))
 
 
 def groups(parts: tuple[Part, ...]) -> list[list[int]]:
@@ -224,20 +184,16 @@ def groups(parts: tuple[Part, ...]) -> list[list[int]]:
 def with_tolerance(
     plan: Plan, sampling: Sampling, tolerance: float | None, target: TargetType, measure: Measure
 ) -> Sampling:
-    """The sampling, stopped once the error of ``target`` is under a tolerance.
-
-    Without a target it is the error of each example's predicted class.
-    """
+    """The sampling, stopped once the error of ``target``, or of each example's predicted class, is
+    under a tolerance."""
     if tolerance is None:
         return sampling
-    explained = plan.explained
+    explained, columns = plan.explained, [0] * len(plan.seen)
     if explained.region is not None:
         raise ValueError(
             "tolerance bounds the error of one output, and target is a mask of several; leave "
             "tolerance out, or explain one output"
         )
-    columns = [0] * plan.n_examples
     if explained.columns is None:
         columns = explained.watched_columns(target, plan.seen, "tolerance_target")
-    stopping = StoppingRule(tolerance, columns, explained.kind, measure)
-    return Sampling(sampling.n_samples, sampling.seed, sampling.keep_errors, stopping)
+    return replace(sampling, stopping=StoppingRule(tolerance, columns, explained.kind, measure))

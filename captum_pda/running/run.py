@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from tqdm.auto import tqdm
 
 from captum_pda import device_sync
@@ -31,14 +31,13 @@ from captum_pda.engines import (
     PreparedEngine,
 )
 from captum_pda.engines.audit import audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance, Read, Rows, audit_of
+from captum_pda.engines.protocol import Advance, Rows, audit_of
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
 from captum_pda.model.call import ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
-from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Integers, Regions, Windows
 from captum_pda.running.plan import Place, Plan, groups, shared_labels
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
@@ -57,22 +56,17 @@ class Run:
     Args:
         plan: what to compute.
         sampling: how many contents each region gets.
-        perturbations_per_eval: copies in a batch; None chooses by itself.
+        rows: copies in a batch; None chooses by itself.
         ranks: the processes that share the regions.
         title: of the progress bar; None shows none.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        sampling: Sampling,
-        perturbations_per_eval: int | None,
-        ranks: Ranks,
-        title: str | None,
+        self, plan: Plan, sampling: Sampling, rows: int | None, ranks: Ranks, title: str | None
     ) -> None:
         self.plan = plan
         self.sampling = sampling
-        self.perturbations_per_eval = perturbations_per_eval
+        self.rows = rows
         self.ranks = ranks
         self.title = title
         #: Whether the dense engine runs all, since another has failed its audit.
@@ -84,7 +78,6 @@ class Run:
         self.known = self._unknown()
 
     def _unknown(self) -> list[RegionScores]:
-        """Of each part the scores of every region, NaN for those still to come."""
         return [
             RegionScores.unknown(reference, len(part.regions), self.sampling.keep_errors)
             for part, reference in zip(self.plan.parts, self.plan.references, strict=True)
@@ -109,8 +102,22 @@ class Run:
         return report.with_audit(self.audit)
 
     def known_by_all(self) -> list[RegionScores]:
-        """What any rank knows of each part."""
-        return [bring_together(part, self.ranks) for part in self.known]
+        """What any rank knows of each part, NaN for regions that none has run."""
+        if self.ranks.count == 1:
+            return self.known
+        found = []
+        for part in self.known:
+            done = (part.n_drawn > 0).unsqueeze(-1)
+            n_drawn = self.ranks.sum(part.n_drawn)
+            # One rank has run a region, and the others add nothing: the sum is exact.
+            scores, errors = (
+                None
+                if values is None
+                else self.ranks.sum(values.where(done, 0)).where((n_drawn > 0)[..., None], math.nan)
+                for values in (part.scores, part.errors)
+            )
+            found.append(RegionScores(cast(Tensor, scores), errors, n_drawn))
+        return found
 
     def finish(self) -> None:
         """Run the model without each region. Where an audit disagrees on any rank, all start again
@@ -128,25 +135,23 @@ class Run:
 
     def _run_all(self) -> None:
         """Run one example, tensor and context at a time, until an audit disagrees."""
-        parts = self.plan.parts
+        parts, examples = self.plan.parts, range(len(self.plan.seen))
         # One for each place, shared by all examples, so that memory runs out only once.
         batch_sizes = {
-            part.place: BatchSize(self.perturbations_per_eval, part.place.call.values_per_example)
-            for part in parts
+            part.place: BatchSize(self.rows, part.place.call.values_per_example) for part in parts
         }
         # Before any batch is halved on one rank only: all must agree on who runs what.
-        rows = [batch_sizes[part.place].rows_for(part.values[:1]) for part in parts]
-        examples = range(self.plan.n_examples)
-        n_passes: dict[Place, int] = {}
-        for number, part in enumerate(parts):
-            n_samples = self.sampling.in_context(part.context).n_samples
-            n_passes[part.place] = n_passes.get(part.place, 0) + n_samples * sum(
-                chunk.n_regions
-                for example in examples
-                for chunk in self._chunks(number, example, rows[number])
-            )
-        n_shared = len(self._own_shared()) * self.sampling.n_samples * self.plan.n_examples
-        n_passes[parts[0].place] += n_shared
+        chunks = {
+            (number, example): self._chunks(number, example, batch_sizes)
+            for number in range(len(parts))
+            for example in examples
+        }
+        labels = self._own_shared()
+        n_passes = dict.fromkeys(batch_sizes, 0)
+        n_passes[parts[0].place] = len(labels) * self.sampling.n_samples * len(examples)
+        for (number, _), own in chunks.items():
+            n_samples = self.sampling.in_context(parts[number].context).n_samples
+            n_passes[parts[number].place] += n_samples * _n_regions(own)
         begun = None
         with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
@@ -155,12 +160,12 @@ class Run:
                     begun = place
                     bar.begin(n_passes[place])
                 for example in examples:
-                    chunks = {n: self._chunks(n, example, rows[n]) for n in numbers}
-                    n_regions = sum(chunk.n_regions for own in chunks.values() for chunk in own)
+                    of_part = {number: chunks[number, example] for number in numbers}
+                    n_regions = sum(map(_n_regions, of_part.values()))
                     if n_regions == 0:
                         continue  # all of them are another rank's
                     try:
-                        audit = self._run_example(example, chunks, batch_sizes[place], bar.update)
+                        audit = self._run_example(example, of_part, batch_sizes[place], bar.update)
                     finally:
                         # A feature map that is asked beside the input runs from its layer on,
                         # whatever the engine.
@@ -170,41 +175,24 @@ class Run:
                     self.audits.append(audit)
                     if not audit.agrees:
                         return
-            for example in examples:
-                self._run_shared(example, batch_sizes, bar.update)
+            for example in examples if labels else ():
+                self._run_shared(example, labels, batch_sizes, bar.update)
 
-    def _own_shared(self) -> list[int]:
-        """This rank's share of the features that masks of several tensors have in common."""
-        labels = {label for part in self.plan.parts for label in shared_labels(part)}
-        return sorted(labels)[self.ranks.rank :: self.ranks.count]
-
-    def _run_shared(
-        self, example: int, batch_sizes: dict[Place, BatchSize], advance: Advance
-    ) -> None:
-        """Run features that masks of several tensors share, hidden in all of them at once."""
-        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
-        labels, n_samples = self._own_shared(), self.sampling.n_samples
-        if not labels:
-            return
-        place, explained = parts[0][1].place, self.plan.explained
-        call = cast(ModelCall, place.call)
-        read = explained.for_example(example)
-        loop = BatchLoop(batch_sizes[place], parts[0][1].values[:1])
-        at_once = max(1, loop.at_once // n_samples)
-        for some in (labels[start : start + at_once] for start in range(0, len(labels), at_once)):
-            copies = {
-                part.tensor: part.without(example, some, replace(self.sampling, part=number))
-                for number, part in parts
-            }
-            run_batch = partial(_scores_of_rows, call, read, example, copies)
-            scores = loop.run(len(some) * n_samples, run_batch, advance)
-            samples = scores.reshape(len(some), n_samples, -1).transpose(0, 1)
-            for number, part in parts:
-                own_labels = cast(FeatureMaskRegions, part.regions).labels
-                here = [n for n, label in enumerate(some) if label in own_labels]
-                members = [own_labels.index(some[n]) for n in here]
-                found = RegionScores.of(samples[:, here], explained.kind, self.sampling.keep_errors)
-                self.known[number].put(example, torch.tensor(members, device=scores.device), found)
+    def _chunks(
+        self, number: int, example: int, batch_sizes: dict[Place, BatchSize]
+    ) -> list[Chunk]:
+        """This rank's regions of a part of one example."""
+        part = self.plan.parts[number]
+        n_samples = self.sampling.in_context(part.context).n_samples
+        return rank_chunks(
+            part.regions,
+            example,
+            values_per_pixel=n_samples * part.values.shape[1],
+            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
+            in_batch=max(1, batch_sizes[part.place].rows_for(part.values[:1]) // n_samples),
+            ranks=self.ranks,
+            left_out=shared_labels(part),
+        )
 
     def _run_example(
         self,
@@ -213,14 +201,8 @@ class Run:
         batch_size: BatchSize,
         advance: Advance,
     ) -> Audit:
-        """Run this rank's regions of an example, all sizes on one prepared engine.
-
-        Args:
-            example: the number of the example.
-            chunks: the regions of each part, by its number; of one place, tensor and context.
-            batch_size: how many copies go through the model at once.
-            advance: told how many copies have just gone through the model.
-        """
+        """Run this rank's regions of an example, all sizes on one prepared engine. ``chunks`` are
+        those of parts of one place, tensor and context, by their numbers."""
         part = self.plan.parts[next(iter(chunks))]
         place, context, values = part.place, part.context, part.values[example]
         engine = DenseEngine() if self.densely else place.engine
@@ -231,69 +213,75 @@ class Run:
             prepared = audited(prepared, *arguments)
         explained = self.plan.explained
         sampling = self.sampling.in_context(context)
-        stopping = sampling.stopping
+        enough = partial(sampling.stopping.enough, example) if sampling.stopping else None
         for number, own in chunks.items():
-            for chunk in own:
+            for windows, members, blocks in own:
                 boxes, fills = context.changed(
-                    place, values, chunk.windows, replace(sampling, part=number)
+                    place, values, windows, replace(sampling, part=number)
                 )
-                members = torch.from_numpy(chunk.members).to(fills.device)
-                for block in chunk.blocks:
+                numbers = torch.from_numpy(members).to(fills.device)
+                for block in blocks:
                     some = slice(block.start, block.stop)
-                    for finished, scores in score_regions(
-                        prepared,
-                        boxes[some],
-                        fills[:, some],
-                        explained.for_example(example),
-                        advance,
-                        explained.kind,
-                        sampling.keep_errors,
-                        partial(stopping.enough, example) if stopping else None,
+                    read = explained.for_example(example)
+                    for finished, samples in score_regions(
+                        prepared, boxes[some], fills[:, some], read, advance, enough
                     ):
-                        self.known[number].put(example, members[finished + block.start], scores)
+                        regions = numbers[finished + block.start]
+                        self.known[number].put(example, regions, samples, explained.kind)
         return audit_of(prepared)
 
-    def _chunks(self, number: int, example: int, rows_in_batch: int) -> list[Chunk]:
-        """This rank's regions of a part of one example."""
-        part = self.plan.parts[number]
-        n_samples = self.sampling.in_context(part.context).n_samples
-        return rank_chunks(
-            part.regions,
-            example,
-            values_per_pixel=n_samples * part.values.shape[1],
-            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
-            in_batch=max(1, rows_in_batch // n_samples),
-            ranks=self.ranks,
-            left_out=shared_labels(part),
-        )
+    def _own_shared(self) -> list[int]:
+        """This rank's share of the features that masks of several tensors have in common."""
+        labels = {label for part in self.plan.parts for label in shared_labels(part)}
+        return sorted(labels)[self.ranks.rank :: self.ranks.count]
+
+    def _run_shared(
+        self,
+        example: int,
+        labels: list[int],
+        batch_sizes: dict[Place, BatchSize],
+        advance: Advance,
+    ) -> None:
+        """Run features that masks of several tensors share, hidden in all of them at once."""
+        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
+        n_samples, explained = self.sampling.n_samples, self.plan.explained
+        first = parts[0][1]
+        call = cast(ModelCall, first.place.call)
+        loop = BatchLoop(batch_sizes[first.place], first.values[:1])
+        at_once = max(1, loop.at_once // n_samples)
+        for start in range(0, len(labels), at_once):
+            some = labels[start : start + at_once]
+            copies = {
+                part.tensor: part.without(example, some, replace(self.sampling, part=number))
+                for number, part in parts
+            }
+
+            def run_batch(rows: Rows, copies: dict[int, Tensor] = copies) -> Tensor:
+                chosen = {n: own[torch.from_numpy(rows)] for n, own in copies.items()}
+                return explained.for_example(example)(call.with_copies(example, chosen))
+
+            scores = loop.run(len(some) * n_samples, run_batch, advance)
+            samples = scores.reshape(len(some), n_samples, -1).transpose(0, 1)
+            for number, part in parts:
+                own_labels: Any = part.regions.labels  # type: ignore[attr-defined]
+                here = [n for n, label in enumerate(some) if label in own_labels]
+                members = [own_labels.index(some[n]) for n in here]
+                regions = torch.tensor(members, device=scores.device)
+                self.known[number].put(example, regions, samples[:, here], explained.kind)
 
 
-def _scores_of_rows(
-    call: ModelCall, read: Read, example: int, copies: Mapping[int, Tensor], rows: Rows
-) -> Tensor:
-    """The scores of some copies of an example whose tensors are changed together."""
-    chosen = torch.from_numpy(rows)
-    return read(call.with_copies(example, {n: own[chosen] for n, own in copies.items()}))
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Regions whose fills are made together, and those of them that this rank runs.
-
-    Args:
-        windows: the regions.
-        members: their numbers among all.
-        blocks: the regions of this rank, counted in the chunk; those of a block are run together.
-    """
+class Chunk(NamedTuple):
+    """Regions whose fills are made together: windows, their numbers among all, and this rank's
+    regions, counted in the chunk; those of a block are run together."""
 
     windows: Windows
     members: Integers
-    blocks: tuple[range, ...]
+    blocks: Sequence[range]
 
-    @property
-    def n_regions(self) -> int:
-        """How many regions are this rank's."""
-        return sum(map(len, self.blocks))
+
+def _n_regions(chunks: list[Chunk]) -> int:
+    """How many regions are this rank's."""
+    return sum(len(block) for chunk in chunks for block in chunk.blocks)
 
 
 def rank_chunks(
@@ -318,22 +306,28 @@ def rank_chunks(
         ranks: the processes that share the regions.
         left_out: labels of a mask whose regions are run elsewhere.
     """
-    groups_of_boxes = list(zip(regions.boxes(example), regions.members(example), strict=True))
-    if left_out:
-        labels = np.array(cast(FeatureMaskRegions, regions).labels)
-        kept = [
-            (windows, members, np.flatnonzero(~np.isin(labels[members], list(left_out))))
-            for windows, members in groups_of_boxes
-        ]
-        groups_of_boxes = [(windows.pick(own), members[own]) for windows, members, own in kept]
-    chunks = [
-        Chunk(windows[start:stop], members[start:stop], _blocks(stop - start, at_once))
-        for windows, members in groups_of_boxes
-        for start, stop in fill_chunks(windows, values_per_pixel)
-    ]
-    if ranks.count > 1:
-        chunks = _own_blocks(chunks, in_batch, ranks)
-    return [chunk for chunk in chunks if chunk.blocks]
+    chunks = []
+    for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+        if left_out:
+            labels = np.array(regions.labels)  # type: ignore[attr-defined]
+            kept = np.flatnonzero(~np.isin(labels[members], list(left_out)))
+            windows, members = windows.pick(kept), members[kept]
+        for start, stop in fill_chunks(windows, values_per_pixel):
+            numbers = range(stop - start)
+            blocks = [numbers[first : first + at_once] for first in numbers[::at_once]]
+            chunks.append(Chunk(windows[start:stop], members[start:stop], blocks))
+    n_batches = [[math.ceil(len(block) / in_batch) for block in chunk.blocks] for chunk in chunks]
+    total = sum(map(sum, n_batches))
+    low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
+    own = []
+    for chunk, counts in zip(chunks, n_batches, strict=True):
+        blocks = []
+        for block, count in zip(chunk.blocks, counts, strict=True):
+            blocks.append(block[max(0, low) * in_batch : max(0, high) * in_batch])
+            low, high = low - count, high - count
+        if blocks := [block for block in blocks if block]:
+            own.append(chunk._replace(blocks=blocks))
+    return own
 
 
 def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, int]]:
@@ -343,109 +337,58 @@ def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, 
         yield start, min(start + size, len(windows))
 
 
-def _blocks(n_windows: int, at_once: int) -> tuple[range, ...]:
-    return tuple(
-        range(start, min(start + at_once, n_windows)) for start in range(0, n_windows, at_once)
-    )
-
-
-def _own_blocks(chunks: list[Chunk], in_batch: int, ranks: Ranks) -> list[Chunk]:
-    """The chunks with the batches of this rank only."""
-    total = sum(math.ceil(len(block) / in_batch) for chunk in chunks for block in chunk.blocks)
-    low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
-    own, seen = [], 0
-    for chunk in chunks:
-        blocks = []
-        for block in chunk.blocks:
-            start, stop = (max(0, batch - seen) * in_batch for batch in (low, high))
-            seen += math.ceil(len(block) / in_batch)
-            blocks.append(block[start:stop])
-        own.append(replace(chunk, blocks=tuple(block for block in blocks if block)))
-    return own
-
-
-def bring_together(part: RegionScores, ranks: Ranks) -> RegionScores:
-    """What any rank knows of the regions, NaN for those that none has run."""
-    if ranks.count == 1:
-        return part
-    done = (part.n_drawn > 0).unsqueeze(-1)
-    n_drawn = ranks.sum(part.n_drawn)
-    known = (n_drawn > 0).unsqueeze(-1)
-    # One rank has run a region, and the others add nothing: the sum is exact.
-    scores = ranks.sum(part.scores.where(done, 0)).where(known, math.nan)
-    errors = part.errors
-    if errors is not None:
-        errors = ranks.sum(errors.where(done, 0)).where(known, math.nan)
-    return RegionScores(scores, errors, n_drawn)
-
-
 def agree_on_plan(
     plan: Plan,
     sampling: Sampling,
-    perturbations_per_eval: int | None,
+    rows: int | None,
     measure: Measure,
+    modules: Iterable[Module],
+    prior: object,
     ranks: Ranks,
 ) -> Sampling:
-    """The sampling with the first rank's seed, once all ranks were seen to ask the same."""
+    """The sampling with the first rank's seed; refuses ranks that were given different arguments,
+    inputs, models or priors, which would each return another map."""
     if ranks.count == 1:
         return sampling
-    explained = plan.explained
-    call = plan.parts[0].place.call
-    asked = (
-        [
-            (part.place.name, part.place.needs, part.tensor, part.context.name)
-            for part in plan.parts
-        ],
-        [part.regions.settings() for part in plan.parts],
-        (explained.output_shape, explained.columns, explained.region, explained.kind.settings()),
-        (sampling.n_samples, sampling.stopping.tolerance if sampling.stopping else None),
-        (perturbations_per_eval, call.given[0].device.type, measure.settings()),
-    )
-    contents = [device_sync.checksum(tensor) for tensor in call.given]
-    told = ranks.gather(
-        [*(zlib.crc32(repr(one).encode()) for one in (asked, contents)), sampling.seed]
-    )
-    for number, what in enumerate(("arguments", "inputs")):
-        _check_same(told, number, what)
-    return replace(sampling, seed=told[0][2])
-
-
-def agree_on_model(model: object, prior: object, seen: Tensor, ranks: Ranks) -> None:
-    """Refuse ranks with different models or priors, which would each return another map.
-
-    Args:
-        model: what is explained; the weights that it holds must be the same bit by bit.
-        prior: its settings must be the same.
-        seen: the model's scores with everything seen, (N, columns), of one shape on all ranks; they
-            may differ by rounding, since ranks may have different processors.
-        ranks: the processes that share the work.
-    """
-    if ranks.count == 1:
-        return
+    explained, call = plan.explained, plan.parts[0].place.call
     with ranks.failing_together():
-        settings = zlib.crc32(repr(prior_settings(prior)).encode())
-        weights = weights_checksum(model)
-    first = ranks.from_rank(0, seen)
-    largest = float(first.abs().nan_to_num(0, 0, 0).max()) if first.numel() else 0.0
-    same = torch.isclose(seen, first, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
-    told = ranks.gather([weights, settings, int(same.all())])
-    _check_same(told, 0, "weights of the model")
-    _check_same(told, 1, "priors (such as fitted to different data)")
-    if not all(agrees for _, _, agrees in told):
+        arguments = (
+            [
+                (part.place.name, part.place.needs, part.tensor, part.context.name)
+                for part in plan.parts
+            ],
+            [part.regions.settings() for part in plan.parts],
+            (explained.output_shape, explained.columns, explained.region),
+            explained.kind.settings(),
+            (sampling.n_samples, sampling.stopping.tolerance if sampling.stopping else None),
+            (rows, call.given[0].device.type, measure.settings()),
+        )
+        given = {
+            "arguments": repr(arguments),
+            "inputs": [device_sync.checksum(tensor) for tensor in call.given],
+            "weights of the model": weights_checksum(modules),
+            "priors (such as fitted to different data)": repr(prior_settings(prior)),
+        }
+    told = ranks.gather([given, sampling.seed])
+    first, seed = told[0]
+    for what in given:
+        if any(other[what] != first[what] for other, _ in told):
+            raise ValueError(
+                f"the ranks of the process_group were given different {what}; all of them explain "
+                "the same inputs together, so give each the same ones (without a process_group, "
+                "each rank explains its own)"
+            )
+    # Scores may differ by rounding, since ranks may have different processors.
+    scores = ranks.from_rank(0, plan.seen)
+    largest = float(scores.abs().nan_to_num(0, 0, 0).max()) if scores.numel() else 0.0
+    same = torch.isclose(plan.seen, scores, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
+    if not all(agrees for (agrees,) in ranks.gather([bool(same.all())])):
         raise ValueError(
             "the ranks of the process_group get different outputs from their models for the same "
             "inputs; give all of them the same model in the same state, one that draws no random "
             "numbers"
         )
-
-
-def _check_same(told: Sequence[Sequence[int]], number: int, what: str) -> None:
-    if len({numbers[number] for numbers in told}) > 1:
-        raise ValueError(
-            f"the ranks of the process_group were given different {what}; all of them explain "
-            "the same inputs together, so give each the same ones (without a process_group, "
-            "each rank explains its own)"
-        )
+    return replace(sampling, seed=seed)
 
 
 #: A run without a bar is called long if it takes more seconds than this.
@@ -495,33 +438,23 @@ class ProgressBar(tqdm):  # type: ignore[misc]
     def update(self, n: float | None = 1) -> bool | None:
         """Count passes that are done, and tell what all of them cost as soon as that is known."""
         self._n_done += int(n or 0)
-        seconds = self._estimate()
-        if seconds is not None and self._title is not None:
-            self.set_description_str(f"{self._title}: {costs(self._n_passes, seconds)}: ", False)
-        if seconds is not None and self._warns:
+        now = self._clock()
+        start, first = self._measured_from = self._measured_from or (now, self._n_done)
+        if now - start >= MEASURED_SECONDS and self._n_done > first:
+            per_pass = (now - start) / (self._n_done - first)
+            seconds = now - self._start + per_pass * (self._last_alike - self._n_done)
+            self.expect(seconds, refresh=False)
+            if self._warns and seconds > LONG_SECONDS:
+                _warn_once(self._n_passes, seconds)
             self._warns = False
-            _warn_if_long(self._n_passes, seconds)
         shown: bool | None = super().update(n)
         return shown
 
-    def expect(self, seconds_per_pass: float) -> None:
-        """Tell what all passes will cost, before the first one."""
+    def expect(self, seconds: float, refresh: bool = True) -> None:
+        """Tell how long all passes take."""
         if self._title is not None:
-            said = costs(self._n_passes, seconds_per_pass * self._n_passes)
-            self.set_description_str(f"{self._title}: {said}")
-
-    def _estimate(self) -> float | None:
-        """How long all passes take, once some were measured for long enough. Passes from a layer
-        on are short, and count from when they begin."""
-        now = self._clock()
-        if self._measured_from is None:
-            self._measured_from = now, self._n_done
-            return None
-        start, first = self._measured_from
-        if now - start < MEASURED_SECONDS or self._n_done <= first:
-            return None
-        seconds_per_pass = (now - start) / (self._n_done - first)
-        return now - self._start + seconds_per_pass * (self._last_alike - self._n_done)
+            said = costs(self._n_passes, seconds)
+            self.set_description_str(f"{self._title}: {said}: ", refresh)
 
 
 def costs(n_passes: int, seconds: float) -> str:
@@ -529,19 +462,17 @@ def costs(n_passes: int, seconds: float) -> str:
     passes = counted(n_passes, "pass", "passes")
     if seconds < 1:
         return passes
-    if seconds < 2 * 60:
-        return f"{passes}, about {seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{passes}, about {seconds / 60:.0f} min"
+    for unit, length in (("s", 1), ("min", 60)):
+        if seconds < 120 * length:
+            return f"{passes}, about {seconds / length:.0f} {unit}"
     return f"{passes}, about {seconds / 3600:.0f} h"
 
 
-def _warn_if_long(n_passes: int, seconds: float) -> None:
+def _warn_once(n_passes: int, seconds: float) -> None:
     global _was_told
-    if seconds <= LONG_SECONDS or _was_told:
-        return
-    _was_told = True
-    warn_user(
-        f"this will take a while: {costs(n_passes, seconds)}. Pass show_progress=True to watch it, "
-        "and larger strides or fewer sizes for fewer passes. This is said once."
-    )
+    if not _was_told:
+        _was_told = True
+        warn_user(
+            f"this will take a while: {costs(n_passes, seconds)}. Pass show_progress=True to "
+            "watch it, and larger strides or fewer sizes for fewer passes. This is said once."
+        )

@@ -35,6 +35,7 @@ class Sampling:
         keep_errors: whether to keep the standard error of each score.
         stopping: when a region has enough of them; None runs all.
         part: the number of the part of the plan whose regions are sampled.
+        common_draws: whether all regions are drawn with the same random numbers.
     """
 
     n_samples: int = 1
@@ -42,6 +43,7 @@ class Sampling:
     keep_errors: bool = False
     stopping: StoppingRule | None = None
     part: int = 0
+    common_draws: bool = False
 
     def in_context(self, context: Context) -> Sampling:
         """Of a content that is certain, one sample is enough."""
@@ -49,7 +51,7 @@ class Sampling:
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
         """Draws for these windows, which depend on the seed and on nothing drawn before."""
-        first, place = drawing_numbers(windows)
+        first, place = (0, 0) if self.common_draws else drawing_numbers(windows)
         return device_sync.generator_for((self.seed, first, self.part, place), device)
 
 
@@ -77,9 +79,9 @@ class StoppingRule:
 
     def enough(self, example: int, scores: Tensor) -> Tensor:
         """Which regions need no more than these samples (n, W, columns), (W,)."""
-        picked = scores[..., self.columns[example]]
+        n, picked = len(scores), scores[..., self.columns[example]]
         error = self.measure.error(self.kind.average_error(picked), self.kind.average(picked))
-        return error * _upper_limit(len(scores)) <= self.tolerance
+        return error * math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE)) <= self.tolerance
 
 
 def checks(n_samples: int) -> Iterator[int]:
@@ -91,19 +93,14 @@ def checks(n_samples: int) -> Iterator[int]:
     yield n_samples
 
 
-def _upper_limit(n: int) -> float:
-    """How many times its estimate a standard deviation is at most, for n normal samples."""
-    return math.sqrt((n - 1) / chdtri(n - 1, CONFIDENCE))
-
-
 @dataclass(frozen=True, eq=False)
 class RegionScores:
-    """What is kept of the samples of regions.
+    """What is kept of the samples of the regions of all examples, NaN for those still to come.
 
     Args:
-        scores: averaged over the samples, (..., W, columns).
+        scores: averaged over the samples, (N, W, columns).
         errors: their standard errors, where they were asked for.
-        n_drawn: how many samples each region had, (..., W).
+        n_drawn: how many samples each region had, (N, W).
     """
 
     scores: Tensor
@@ -111,30 +108,19 @@ class RegionScores:
     n_drawn: Tensor
 
     @classmethod
-    def of(cls, samples: Tensor, kind: OutputKind, keep_errors: bool) -> RegionScores:
-        """Average samples (S, W, columns)."""
-        scores = kind.average(samples)
-        errors = None
-        if keep_errors:
-            several = len(samples) > 1
-            errors = kind.average_error(samples) if several else torch.full_like(scores, math.nan)
-        n_drawn = torch.full(samples.shape[1:2], len(samples), device=samples.device)
-        return cls(scores, errors, n_drawn)
-
-    @classmethod
     def unknown(cls, reference: Tensor, n_regions: int, keep_errors: bool) -> RegionScores:
-        """Room for the regions of all examples, for scores like these (N, columns)."""
+        """Nothing known yet, for scores like these (N, columns)."""
         n_examples, n_columns = reference.shape
         empty = reference.new_full((n_examples, n_regions, n_columns), math.nan)
         n_drawn = torch.zeros(n_examples, n_regions, dtype=torch.int64, device=reference.device)
         return cls(empty, empty.clone() if keep_errors else None, n_drawn)
 
-    def put(self, example: int, regions: Tensor, found: RegionScores) -> None:
-        """Write what is known of some regions of an example."""
-        self.scores[example, regions] = found.scores
-        if self.errors is not None and found.errors is not None:
-            self.errors[example, regions] = found.errors
-        self.n_drawn[example, regions] = found.n_drawn
+    def put(self, example: int, regions: Tensor, samples: Tensor, kind: OutputKind) -> None:
+        """Keep the average of all samples (S, W, columns) of some regions of an example."""
+        self.scores[example, regions] = kind.average(samples)
+        if self.errors is not None and len(samples) > 1:
+            self.errors[example, regions] = kind.average_error(samples)
+        self.n_drawn[example, regions] = len(samples)
 
 
 def score_regions(
@@ -143,11 +129,9 @@ def score_regions(
     fills: Tensor,
     read: Read,
     advance: Advance,
-    kind: OutputKind,
-    keep_errors: bool = False,
     enough: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[tuple[Tensor, RegionScores]]:
-    """Run the model with each region replaced by its fills, and keep what was found.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run the model with each region replaced by its fills.
 
     Args:
         prepared: runs the copies.
@@ -155,53 +139,47 @@ def score_regions(
         fills: what is put there, (S, W, C, *box).
         read: from outputs to scores, for every batch at once.
         advance: told how many copies have just gone through the model.
-        kind: what the outputs are.
-        keep_errors: whether standard errors are kept.
         enough: from samples (n, W, columns) to whether each region has enough of them, (W,). Each
             region is then run on more and more of its fills until it has. None runs all fills.
 
     Returns:
-        Regions that are finished, as their numbers and what is kept of them; when something stops
-        the run, as far as they have come by then.
+        Numbers of regions that are finished, and their samples (n, regions, columns); when
+        something stops the run, as far as they have come by then.
     """
     running = torch.arange(len(windows), device=fills.device)
     rounds: list[Tensor] = []
     done = 0
     for count in checks(len(fills)) if enough else [len(fills)]:
-        some = windows.pick(device_sync.as_integers(running)) if done else windows
+        some = windows.pick(running.tolist()) if done else windows
         try:
             new = fills[done:count, running] if done else fills[:count]
             rounds.append(prepared.scores(some, new, read, advance))
         except BaseException:
             unfinished = getattr(prepared, "unfinished", None)
             known = rounds if unfinished is None else [*rounds, unfinished]
-            for numbers, samples in _finished_samples(known):
-                yield running[numbers], RegionScores.of(samples, kind, keep_errors)
+            if known:
+                yield from _finished_samples(running, torch.cat(known))
             raise
-        samples = torch.cat(rounds)
-        done = count
+        samples, done = torch.cat(rounds), count
         if enough is None or done == len(fills):
-            yield running, RegionScores.of(samples, kind, keep_errors)
+            yield running, samples
             return
         ready = enough(samples)
         stopped = running[ready]
         if len(stopped):
-            yield stopped, RegionScores.of(samples[:, ready], kind, keep_errors)
+            yield stopped, samples[:, ready]
             advance(len(stopped) * (len(fills) - done))  # samples that are not needed
         running, rounds = running[~ready], [samples[:, ~ready]]
-        if len(running) == 0:
+        if not len(running):
             return
 
 
-def _finished_samples(rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The samples of regions (rounds of (n, W, columns)) that were run before a run was stopped,
-    those of as many samples together."""
-    if not rounds:
-        return
-    samples = torch.cat(rounds)
+def _finished_samples(regions: Tensor, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Regions with the samples (n, W, columns) that are not NaN, those of as many together."""
     is_done = ~samples.isnan().all(dim=2)
     counts = is_done.sum(dim=0)
-    for count in set(device_sync.as_integers(counts)) - {0}:
+    for count in set(counts.tolist()) - {0}:
         some = counts == count
         first = is_done[:, some].int().argsort(dim=0, descending=True, stable=True)[:count]
-        yield some, samples[:, some].gather(0, first[..., None].expand(-1, -1, samples.shape[2]))
+        index = first[..., None].expand(-1, -1, samples.shape[2])
+        yield regions[some], samples[:, some].gather(0, index)

@@ -6,13 +6,14 @@ import math
 import textwrap
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib import patheffects
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -20,11 +21,12 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from captum_pda.device_sync import in_double
-from captum_pda.model.measures import Measure, find_measure
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 #: A tensor (C, H, W), (1, C, H, W) or (H, W), or a NumPy array (H, W, C) or (H, W).
 Image: TypeAlias = Tensor | npt.NDArray[Any]
+#: A mean or std: one number for all channels or one for each.
+Numbers: TypeAlias = float | Sequence[float] | None
 
 #: How many channels an image can have for its first or last axis to be taken for them.
 USUAL_CHANNELS = (1, 3, 4)
@@ -35,42 +37,45 @@ def evidence_scale(*attributions: Image) -> float:
 
     1 where all of them are zero, so that they can be drawn.
     """
-    values = [np.abs(evidence_map(attribution)) for attribution in attributions]
-    largest = max((float(value[np.isfinite(value)].max(initial=0)) for value in values), default=0)
-    return largest or 1.0
+    return checked_scale(None, *(evidence_map(attribution) for attribution in attributions))
 
 
-def evidence_map(attribution: Image) -> Floats:
-    """The map of one image, (H, W).
+def checked_scale(scale: float | None, *maps: Floats) -> float:
+    """The scale that was asked for, or the largest absolute value in any of the maps."""
+    if scale is not None:
+        if not 0 < scale < math.inf:
+            raise ValueError(
+                f"scale={scale!r} must be a positive number, the value drawn fully red"
+            )
+        return float(scale)
+    known = [float(np.abs(one[np.isfinite(one)]).max(initial=0)) for one in maps]
+    return max(known, default=0) or 1.0
+
+
+def evidence_map(attribution: Image, dims: int = 2) -> Floats:
+    """The map of one example, (*space).
 
     All channels of a pixel share one value in a PDA map, and that is the value drawn. Where
     channels differ, as in a pixelwise map, they are added up.
     """
-    channels_last = to_channels_last("attribution", attribution)
-    first = channels_last[..., :1]
-    if np.array_equal(channels_last, np.broadcast_to(first, channels_last.shape), equal_nan=True):
-        return channels_last[..., 0]
-    total: Floats = channels_last.sum(axis=2)
+    values = to_channels_last("attribution", attribution, dims)
+    first = values[..., :1]
+    if np.array_equal(values, np.broadcast_to(first, values.shape), equal_nan=True):
+        return values[..., 0]
+    total: Floats = values.sum(axis=-1)
     return total
 
 
-def picture(
-    image: Image,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
-) -> Floats:
-    """An image as it can be shown: (H, W, C) with values from 0 to 1.
+def picture(image: Image, mean: Numbers = None, std: Numbers = None, dims: int = 2) -> Floats:
+    """An image as it can be shown: (*space, C) with values from 0 to 1.
 
     With ``mean`` and ``std``, x * std + mean. Bytes are divided by 255; other values that lie
     outside 0 to 1 are stretched so that the lowest is black and the highest white.
     """
-    values = to_channels_last("image", image)
-    if (mean is None) != (std is None):
-        raise ValueError("mean and std undo a normalisation together; give both or neither")
-    if mean is not None and std is not None:
-        values = values * _each_channel("std", std, values) + _each_channel("mean", mean, values)
+    values = unnormalised(to_channels_last("image", image, dims), mean, std)
+    if mean is not None:
         return np.clip(values, 0, 1)
-    if not _is_floating_point(image):
+    if not getattr(image.dtype, "is_floating_point", getattr(image.dtype, "kind", "") == "f"):
         return np.clip(values / 255, 0, 1) if values.max() > 1 else values
     low, high = float(values.min()), float(values.max())
     if low < 0 or high > 1:
@@ -78,26 +83,45 @@ def picture(
     return values
 
 
-def to_channels_last(name: str, given: Image) -> Floats:
-    """A tensor with channels first or an array with channels last, as (H, W, C)."""
+def unnormalised(values: Floats, mean: Numbers, std: Numbers) -> Floats:
+    """Values (*space, C) without their normalisation: x * std + mean, if both are given."""
+    if mean is None and std is None:
+        return values
+    if mean is None or std is None:
+        raise ValueError("mean and std undo a normalisation together; give both or neither")
+    factors = []
+    for name, given in (("std", std), ("mean", mean)):
+        factors.append(np.asarray(given, dtype=np.float64).reshape(-1))
+        if len(factors[-1]) not in (1, values.shape[-1]):
+            raise ValueError(
+                f"{name} has {len(factors[-1])} entries for an image of {values.shape[-1]} "
+                "channels; give one for all or one for each"
+            )
+    total: Floats = values * factors[0] + factors[1]
+    return total
+
+
+def to_channels_last(name: str, given: Image, dims: int = 2) -> Floats:
+    """A tensor with channels first or, of an image, an array with channels last, as (*space, C)."""
     shape = tuple(getattr(given, "shape", ()))
+    space = {1: "T", 2: "H, W", 3: "D, H, W"}[dims]
+    wanted = f"a tensor (C, {space}) or (1, C, {space})"
+    wanted += ", or a NumPy array (H, W, C)" if dims == 2 else ""
     if isinstance(given, Tensor):
-        if len(shape) == 4 and shape[0] != 1:
+        if len(shape) == dims + 2 and shape[0] != 1:
             raise ValueError(
                 f"{name} is a batch of {shape[0]}, shape {shape}; draw one at a time, for example "
                 f"{name}[0]"
             )
-        if len(shape) == 5:
+        if dims == 2 and len(shape) == 5:
             raise ValueError(
                 f"{name} has three spatial dimensions, shape {shape}; use visualize_volume, or "
                 f"draw one slice, for example {name}[:, :, 0]"
             )
         values = in_double(given.detach()).cpu().numpy()
-        if len(shape) == 4:
-            values = values[0]
-        if values.ndim == 3:
-            values = np.moveaxis(values, 0, 2)
-    elif isinstance(given, np.ndarray):
+        values = values[0] if len(shape) == dims + 2 else values
+        values = np.moveaxis(values, 0, -1) if values.ndim == dims + 1 else values
+    elif isinstance(given, np.ndarray) and dims == 2:
         if len(shape) == 3 and shape[0] in USUAL_CHANNELS and shape[2] not in USUAL_CHANNELS:
             raise ValueError(
                 f"{name} is an array of shape {shape}; NumPy arrays have their channels last, as "
@@ -105,41 +129,15 @@ def to_channels_last(name: str, given: Image) -> Floats:
             )
         values = np.asarray(given, dtype=np.float64)
     else:
-        raise TypeError(
-            f"{name} must be a tensor (C, H, W) or a NumPy array (H, W, C), got "
-            f"{type(given).__name__}"
-        )
-    if values.ndim not in (2, 3) or values.size == 0:
-        raise ValueError(
-            f"{name} has shape {shape}; expected one image: a tensor (C, H, W) or (1, C, H, W), or "
-            "a NumPy array (H, W, C)"
-        )
-    return values if values.ndim == 3 else values[..., None]
+        raise TypeError(f"{name} must be {wanted}, got {type(given).__name__}")
+    if dims == 2 and values.ndim == 2:
+        values = values[..., None]
+    if values.ndim != dims + 1 or values.size == 0:
+        raise ValueError(f"{name} has shape {shape}; expected one image: {wanted}")
+    return values
 
 
-def _each_channel(name: str, given: float | Sequence[float], values: Floats) -> Floats:
-    """One number a channel."""
-    numbers = np.asarray(given, dtype=np.float64).reshape(-1)
-    if len(numbers) not in (1, values.shape[2]):
-        raise ValueError(
-            f"{name} has {len(numbers)} entries for an image of {values.shape[2]} channels; give "
-            "one for all or one for each"
-        )
-    return numbers
-
-
-def _is_floating_point(image: Image) -> bool:
-    if isinstance(image, Tensor):
-        return image.is_floating_point()
-    return bool(np.issubdtype(image.dtype, np.floating))
-
-
-def picture_of_map(
-    image: Image,
-    values: Floats,
-    mean: float | Sequence[float] | None,
-    std: float | Sequence[float] | None,
-) -> Floats:
+def picture_of_map(image: Image, values: Floats, mean: Numbers, std: Numbers) -> Floats:
     """The image as it can be shown, if it has the size of its map."""
     shown = picture(image, mean, std)
     if shown.shape[:2] != values.shape:
@@ -150,22 +148,8 @@ def picture_of_map(
     return shown
 
 
-def check_scale(scale: float | None, default: float) -> float:
-    """The scale that was asked for, if it is one."""
-    if scale is None:
-        return default
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale!r} must be a positive number, the value drawn fully red")
-    return float(scale)
-
-
 #: The colours of what speaks for a class, and against it.
 FOR, AGAINST = "#b2182b", "#2166ac"
-
-
-def label_for(measure: str | Measure, label: str | None) -> str:
-    """What the colour bar says."""
-    return find_measure(measure).label if label is None else label
 
 
 def evidence_colormap(opacity: float | None = None) -> Colormap:
@@ -223,24 +207,21 @@ def draw_picture(axes: Axes, shown: Floats) -> None:
 
 def draw_colorbar(
     figure: Figure, axes: Sequence[Axes], heat_maps: Sequence[AxesImage], label: str
-) -> None:
+) -> Colorbar:
     """A colour bar below the axes for maps of one scale, with arrows where values were cut."""
     low, high = heat_maps[0].get_clim()
     data = np.concatenate(
         [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]
     )
-    below, above = bool((data < low).any()), bool((data > high).any())
-    extend = "both" if below and above else "min" if below else "max" if above else "neither"
-    # A long bar need not be thick.
-    aspect = 20 * len(axes)
-    figure.colorbar(
+    extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}
+    return figure.colorbar(
         heat_maps[0],
         ax=list(axes),
         location="bottom",
         shrink=0.8 if len(axes) == 1 else 0.5,
-        aspect=aspect,
+        aspect=20 * min(len(axes), 3),  # a long bar need not be thick
         label=label,
-        extend=extend,
+        extend=extend[bool((data < low).any()), bool((data > high).any())],
     )
 
 
@@ -253,23 +234,32 @@ def finish(axes: Axes, title: str | None) -> None:
         axes.set_title(title)
 
 
-def check_panels(given: Sequence[Axes], n: int) -> list[Axes]:
-    """The given axes in one list, if there are enough of them."""
-    panels = list(np.ravel(np.asarray(given, dtype=object)))
-    if len(panels) != n:
-        raise ValueError(f"plt_fig_axis has {len(panels)} axes for {n} panels; give one for each")
-    return panels
+def new_figure(fig_size: tuple[float, float], use_pyplot: bool) -> Figure:
+    """A figure that makes room for its colour bars and titles."""
+    make = plt.figure if use_pyplot else Figure
+    return make(figsize=fig_size, layout="compressed")
 
 
-def new_figure(
+def panels_for(
+    plt_fig_axis: tuple[Figure, Any] | None,
+    n: int,
     fig_size: tuple[float, float],
     use_pyplot: bool,
-    layout: Literal["compressed"] | None = "compressed",
-) -> Figure:
-    """A figure that makes room for its colour bars and titles."""
-    if use_pyplot:
-        return plt.figure(figsize=fig_size, layout=layout)
-    return Figure(figsize=fig_size, layout=layout)
+    n_columns: int | None = None,
+) -> tuple[Figure, list[Axes]]:
+    """The given figure and its axes, or a new one with n axes."""
+    if plt_fig_axis is not None:
+        given = list(np.ravel(np.asarray(plt_fig_axis[1], dtype=object)))
+        if len(given) != n:
+            raise ValueError(
+                f"plt_fig_axis has {len(given)} axes for {n} panels; give one for each"
+            )
+        return plt_fig_axis[0], given
+    figure, columns = new_figure(fig_size, use_pyplot), n_columns or n
+    grid = figure.subplots(math.ceil(n / columns), columns, squeeze=False).ravel()
+    for empty in grid[n:]:
+        empty.axis("off")
+    return figure, list(grid[:n])
 
 
 def wrapped(words: Sequence[str], width: int) -> list[str]:
@@ -300,21 +290,21 @@ def outline_pixels(
     axes.set_xlim(-0.5, width - 2.5)
     axes.set_ylim(height - 2.5, -0.5)
     if number:
-        mark(axes, number, colour, roomiest_place(pixels))
+        mark(axes, number, colour, innermost(pixels)[::-1])
 
 
-def roomiest_place(pixels: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """The column and the row of the pixel of (H, W) with most room around it."""
+def innermost(pixels: npt.NDArray[np.bool_]) -> tuple[int, ...]:
+    """The place inside a region (*space) that is farthest from its border."""
     depth = distance_transform_edt(np.pad(pixels, 1))
-    row, column = np.unravel_index(int(depth.argmax()), depth.shape)
-    return float(column - 1), float(row - 1)
+    place = np.unravel_index(int(depth.argmax()), depth.shape)
+    return tuple(int(one) - 1 for one in place)
 
 
-def mark(axes: Axes, number: str, colour: str, place: tuple[float, float], **options: Any) -> None:
+def mark(axes: Axes, number: str, colour: str, place: Sequence[float], **options: Any) -> None:
     """A white number on a colour."""
     axes.annotate(
         number,
-        place,
+        (place[0], place[1]),
         horizontalalignment="center",
         verticalalignment="center",
         fontsize=8,
@@ -324,8 +314,9 @@ def mark(axes: Axes, number: str, colour: str, place: tuple[float, float], **opt
     )
 
 
-def show() -> None:
+def show(wanted: bool = True) -> None:
     """Show pyplot's figures, where there is something to show them on."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*non-(interactive|GUI)")
-        plt.show()
+        if wanted:
+            plt.show()

@@ -15,26 +15,14 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.model.inputs import check_choice, check_count
-from captum_pda.model.measures import Measure
+from captum_pda.model.measures import Measure, find_measure
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.visualization.drawing import (
-    Floats,
-    Image,
-    check_panels,
-    check_scale,
-    draw_colorbar,
-    draw_map,
-    draw_picture,
-    evidence_map,
-    evidence_scale,
-    finish,
-    label_for,
-    new_figure,
-    picture_of_map,
-    show,
-)
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import Floats, Image, Numbers
 
 METHODS = ("heat_map", "blended_heat_map", "original_image")
+#: Inches of a panel.
+PANEL_WIDTH, PART_WIDTH = 3.0, 2.6
 
 
 def visualize_evidence(
@@ -42,8 +30,8 @@ def visualize_evidence(
     image: Image | None = None,
     method: str | None = None,
     scale: float | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     title: str | None = None,
     measure: str | Measure = "weight_of_evidence",
     colorbar_label: str | None = None,
@@ -87,34 +75,31 @@ def visualize_evidence(
         >>> visualize_evidence(attribution, image, mean=[0.485, 0.456, 0.406],
         ...                    std=[0.229, 0.224, 0.225], title="husky")
     """
-    if method is None:
-        method = "heat_map" if image is None else "blended_heat_map"
-    check_choice("method", method, METHODS)
-    values = evidence_map(attribution)
-    shown = None if image is None else picture_of_map(image, values, mean, std)
-    if shown is None and method != "heat_map":
-        raise ValueError(f"method={method!r} draws the image too; give image, or use 'heat_map'")
-    label = label_for(measure, colorbar_label)
-    scale = check_scale(scale, evidence_scale(values))
-    if plt_fig_axis is None:
-        figure = new_figure(fig_size, use_pyplot)
-        axes = figure.subplots()
-    else:
-        figure, axes = plt_fig_axis
+    method = _checked_method(method, image, METHODS)
+    values = drawing.evidence_map(attribution)
+    shown = None if image is None else drawing.picture_of_map(image, values, mean, std)
+    label = find_measure(measure).label if colorbar_label is None else colorbar_label
+    scale = drawing.checked_scale(scale, values)
+    figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
     if method == "original_image" and shown is not None:
-        draw_picture(axes, shown)
+        drawing.draw_picture(axes, shown)
     else:
         grey = shown if method == "blended_heat_map" else None
-        heat_map = draw_map(axes, values, scale, grey, cmap, alpha_overlay)
+        heat_map = drawing.draw_map(axes, values, scale, grey, cmap, alpha_overlay)
         if show_colorbar:
-            draw_colorbar(figure, [axes], [heat_map], label)
-    finish(axes, title)
-    if plt_fig_axis is None and use_pyplot:
-        show()
+            drawing.draw_colorbar(figure, [axes], [heat_map], label)
+    drawing.finish(axes, title)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
-PANEL_WIDTH = 3.0
+def _checked_method(method: str | None, image: Image | None, methods: Sequence[str]) -> str:
+    if method is None:
+        method = "heat_map" if image is None else "blended_heat_map"
+    check_choice("method", method, methods)
+    if image is None and method != "heat_map":
+        raise ValueError(f"method={method!r} draws the image too; give image, or use 'heat_map'")
+    return method
 
 
 def visualize_evidence_multiple(
@@ -124,8 +109,8 @@ def visualize_evidence_multiple(
     titles: Sequence[str] | None = None,
     shared_scale: bool = True,
     scale: float | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     image_title: str | None = "image",
     measure: str | Measure = "weight_of_evidence",
     colorbar_label: str | None = None,
@@ -176,65 +161,37 @@ def visualize_evidence_multiple(
         raise ValueError(
             f"titles has {len(names)} entries for {len(attributions)} maps; give one for each"
         )
-    if method is None:
-        method = "heat_map" if image is None else "blended_heat_map"
-    check_choice("method", method, METHODS[:2])
-    if image is None and method != "heat_map":
-        raise ValueError(f"method={method!r} draws the image too; give image, or use 'heat_map'")
-    label = label_for(measure, colorbar_label)
-    maps = [evidence_map(attribution) for attribution in attributions]
-    shown = [None if image is None else picture_of_map(image, one, mean, std) for one in maps]
-    together = check_scale(scale, evidence_scale(*maps))
+    method = _checked_method(method, image, METHODS[:2])
+    label = find_measure(measure).label if colorbar_label is None else colorbar_label
+    maps = [drawing.evidence_map(attribution) for attribution in attributions]
+    shown = [
+        None if image is None else drawing.picture_of_map(image, one, mean, std) for one in maps
+    ]
     one_scale = shared_scale or scale is not None
+    scales = [drawing.checked_scale(scale, *(maps if one_scale else [one])) for one in maps]
 
     with_image = int(image is not None)
-    if plt_fig_axis is None:
-        n_panels = len(maps) + with_image
-        columns = n_panels if n_columns is None else check_count("n_columns", n_columns)
-        rows = math.ceil(n_panels / columns)
-        lines = max(str(name).count("\n") + 1 for name in [image_title, *names])
-        figure = new_figure(
-            fig_size or _size(rows, columns, maps[0].shape, lines, one_scale), use_pyplot
-        )
-        axes = _fill(figure, rows, columns, n_panels)
-    else:
-        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], len(maps) + with_image)
+    n_panels = len(maps) + with_image
+    columns = n_panels if n_columns is None else check_count("n_columns", n_columns)
+    rows = math.ceil(n_panels / columns)
+    lines = max(str(name).count("\n") + 1 for name in [image_title, *names])
+    height = min(max(maps[0].shape[0] / maps[0].shape[1], 0.3), 3) * PANEL_WIDTH + 0.25 * lines
+    size = columns * PANEL_WIDTH, rows * height + (1 if one_scale else rows) * 0.75
+    figure, axes = drawing.panels_for(plt_fig_axis, n_panels, fig_size or size, use_pyplot, columns)
     if shown[0] is not None:
-        draw_picture(axes[0], shown[0])
-        finish(axes[0], image_title)
+        drawing.draw_picture(axes[0], shown[0])
+        drawing.finish(axes[0], image_title)
     drawn = []
-    for panel, values, below, name in zip(axes[with_image:], maps, shown, names, strict=True):
-        grey = below if method == "blended_heat_map" else None
-        one = together if one_scale else evidence_scale(values)
-        drawn.append(draw_map(panel, values, one, grey, cmap, alpha_overlay))
-        finish(panel, name)
+    for n, panel in enumerate(axes[with_image:]):
+        grey = shown[n] if method == "blended_heat_map" else None
+        drawn.append(drawing.draw_map(panel, maps[n], scales[n], grey, cmap, alpha_overlay))
+        drawing.finish(panel, names[n])
         if show_colorbar and not one_scale:
-            draw_colorbar(figure, [panel], drawn[-1:], label)
+            drawing.draw_colorbar(figure, [panel], drawn[-1:], label)
     if show_colorbar and one_scale:
-        draw_colorbar(figure, axes, drawn, label)
-    if plt_fig_axis is None and use_pyplot:
-        show()
+        drawing.draw_colorbar(figure, axes, drawn, label)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
-
-
-def _size(
-    rows: int, columns: int, space: tuple[int, ...], title_lines: int, one_scale: bool
-) -> tuple[float, float]:
-    """Inches for panels of the map's shape, their titles and their colour bars."""
-    height = min(max(space[0] / space[1], 0.3), 3) * PANEL_WIDTH + 0.25 * title_lines
-    bars = 1 if one_scale else rows
-    return columns * PANEL_WIDTH, rows * height + bars * 0.75
-
-
-def _fill(figure: Figure, rows: int, columns: int, n: int) -> list[Axes]:
-    """The first n axes of a grid; the others are left empty."""
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for empty in grid[n:]:
-        empty.axis("off")
-    return list(grid[:n])
-
-
-PANEL = 2.6  # inches
 
 
 def visualize_evidence_parts(
@@ -242,8 +199,8 @@ def visualize_evidence_parts(
     target: TargetType,
     rather_than: TargetType = None,
     image: Image | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     title: str | None = None,
     shared_scale: bool = False,
     use_pyplot: bool = True,
@@ -278,55 +235,47 @@ def visualize_evidence_parts(
     rows: dict[tuple[str, str], list[EvidencePart]] = {}
     for part in evidence.parts:
         rows.setdefault((part.depth, part.context), []).append(part)
-    each = [[replace(evidence, parts=(part,)) for part in parts] for parts in rows.values()]
-    maps = [[_map(one, target, rather_than) for one in row] for row in each]
     whole = _map(evidence, target, rather_than)
-    shown = picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
-    scale = evidence_scale(whole, *(one for row in maps for one in row))
-
-    columns = max(2, *(len(row) for row in maps))
-    figure = new_figure((columns * PANEL, (1 + len(maps)) * (PANEL + 0.6)), use_pyplot)
-    grid = figure.subplots(1 + len(maps), columns, squeeze=False)
+    shown = drawing.picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
+    columns = max(2, *(len(row) for row in rows.values()))
+    size = columns * PART_WIDTH, (1 + len(rows)) * (PART_WIDTH + 0.6)
+    figure = drawing.new_figure(size, use_pyplot)
+    grid = figure.subplots(1 + len(rows), columns, squeeze=False)
+    for axes in grid.ravel():
+        axes.axis("off")
     if title:
         figure.suptitle(title)
-    draw_picture(grid[0, 0], shown)
-    finish(grid[0, 0], "the photo")
-    drawn: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
-    for number, (parts, row) in enumerate(zip(rows.values(), maps, strict=True), start=1):
-        drawn += [
-            (grid[number, place], values, part_words(part))
-            for place, (part, values) in enumerate(zip(parts, row, strict=True))
-        ]
+    drawing.draw_picture(grid[0, 0], shown)
+    drawing.finish(grid[0, 0], "the photo")
+    panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
+    for row, own in enumerate(rows.values(), start=1):
+        for column, part in enumerate(own):
+            values = _map(replace(evidence, parts=(part,)), target, rather_than)
+            panels.append((grid[row, column], values, _part_words(part)))
+    used, maps, _ = zip(*panels, strict=True)
     heat_maps = []
-    for axes, values, words in drawn:
-        own = scale if shared_scale else evidence_scale(values)
-        heat_maps.append(draw_map(axes, values, own, shown))
-        finish(axes, words)
+    for axes, values, words in panels:
+        scale = drawing.checked_scale(None, *(maps if shared_scale else [values]))
+        heat_maps.append(drawing.draw_map(axes, values, scale, shown))
+        drawing.finish(axes, words)
         if not shared_scale:
-            draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
-    used = [grid[0, 0], *(axes for axes, _, _ in drawn)]
-    for axes in grid.ravel():
-        if axes not in used:
-            axes.axis("off")
+            drawing.draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
+    used = (grid[0, 0], *used)
+    for axes in used:
+        axes.axis("on")
     if shared_scale:
-        draw_colorbar(figure, used, heat_maps, evidence.measure.label)
-    if use_pyplot:
-        show()
-    return figure, used
+        drawing.draw_colorbar(figure, used, heat_maps, evidence.measure.label)
+    drawing.show(use_pyplot)
+    return figure, list(used)
 
 
-def part_words(part: EvidencePart) -> str:
+def _part_words(part: EvidencePart) -> str:
     """What a part's map shows, in two short lines."""
-    title = part.regions.title
-    if part.depth != "input":
-        title = f"features of {part.depth}"
+    title = part.regions.title if part.depth == "input" else f"features of {part.depth}"
     return f"{title}\n{CONTEXTS[part.context].each}"
 
 
 def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:
-    found = (
-        evidence.attribution(target)
-        if rather_than is None
-        else evidence.contrast(target, rather_than)
-    )
-    return evidence_map(cast(Tensor, found))
+    if rather_than is None:
+        return drawing.evidence_map(cast(Tensor, evidence.attribution(target)))
+    return drawing.evidence_map(cast(Tensor, evidence.contrast(target, rather_than)))

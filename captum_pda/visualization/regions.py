@@ -7,36 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.visualization.drawing import (
-    AGAINST,
-    FOR,
-    USUAL_CHANNELS,
-    Floats,
-    Image,
-    check_panels,
-    draw_map,
-    draw_picture,
-    evidence_map,
-    evidence_scale,
-    finish,
-    new_figure,
-    outline_pixels,
-    picture,
-    picture_of_map,
-    show,
-    wrapped,
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import AGAINST, FOR, USUAL_CHANNELS, Floats, Image, Numbers
+from captum_pda.visualization.space import (
+    channels_of,
+    draw_signal,
+    draw_slices,
+    mark_spans,
+    panel_sizes,
+    signal_height,
+    volume_picture,
 )
-from captum_pda.visualization.space import draw_signal_explanation, draw_volume_explanation
 
-#: How many letters of a title fit above a panel.
-TITLE_LETTERS = 40
+#: How many letters of a title fit above a panel, and of words in an inch.
+TITLE_LETTERS, LETTERS_PER_INCH = 40, 12.5
 
 
 def visualize_strongest_regions(
@@ -44,8 +33,8 @@ def visualize_strongest_regions(
     target: TargetType,
     image: Image | None = None,
     n: int = 3,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     title: str | None = None,
     example: int | None = None,
     plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
@@ -66,8 +55,7 @@ def visualize_strongest_regions(
         title: what to write above the first panel.
         example: which one, where the evidence is of several.
         plt_fig_axis: a figure and 1 + 2 n axes to draw on.
-        fig_size: the size of a new figure.
-        use_pyplot: whether a new figure is made by pyplot, and shown.
+        fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the whole image, n regions for the class, n against it.
@@ -83,8 +71,7 @@ def visualize_strongest_regions(
             "spatial dimensions. visualize_explanation draws signals and volumes"
         )
     kinds = strongest_regions(evidence, target, n, example=example)
-    given = evidence.inputs[0][example or 0] if image is None else image
-    shown = picture(given, mean, std)
+    shown = drawing.picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
     space = tuple(evidence.inputs[0].shape[2:])
     if shown.shape[:2] != space:
         raise ValueError(
@@ -92,15 +79,15 @@ def visualize_strongest_regions(
             "the tensor that was explained"
         )
     if plt_fig_axis is None:
-        figure = new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
+        figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
         grid = figure.add_gridspec(2, 2 + n)
         axes = [figure.add_subplot(grid[:, :2])]
         axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
     else:
-        figure, axes = plt_fig_axis[0], check_panels(plt_fig_axis[1], 1 + 2 * n)
-    draw_picture(axes[0], shown)
+        figure, axes = drawing.panels_for(plt_fig_axis, 1 + 2 * n, (0, 0), use_pyplot)
+    drawing.draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
-    finish(axes[0], title)
+    drawing.finish(axes[0], title)
     for panel in axes[1:]:
         panel.axis("off")
     for row, (regions, colour) in enumerate(zip(kinds, (FOR, AGAINST), strict=True)):
@@ -108,10 +95,9 @@ def visualize_strongest_regions(
             panel = axes[1 + row * n + number]
             panel.axis("on")
             _look_closely(panel, shown, region, colour)
-            finish(panel, f"{number + 1}")
+            drawing.finish(panel, f"{number + 1}")
             panel.set_xlabel("\n".join(region.answers()).replace(": ", ":\n"), fontsize=7)
-    if plt_fig_axis is None and use_pyplot:
-        show()
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -125,15 +111,9 @@ def visualize_self_test(
 
     Args:
         test: what ``evidence.self_test(target)`` returned.
-        plt_fig_axis: a figure and axes to draw on, instead of new ones.
-        fig_size: the size of a new figure.
-        use_pyplot: whether a new figure is made by pyplot, and shown.
+        plt_fig_axis, fig_size, use_pyplot: as for ``visualize_evidence``.
     """
-    if plt_fig_axis is None:
-        figure = new_figure(fig_size, use_pyplot)
-        axes = figure.subplots()
-    else:
-        figure, axes = plt_fig_axis
+    figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
     shares = 100 * test.shares.cpu().numpy()
     probabilities = test.measure.needs_probabilities
     hidden, shown = (
@@ -151,8 +131,7 @@ def visualize_self_test(
     axes.legend(fontsize=7, frameon=False, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"the map's own test: gain {test.gain:.2f}", fontsize=10)
-    if plt_fig_axis is None and use_pyplot:
-        show()
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -161,13 +140,13 @@ def visualize_explanation(
     target: TargetType = None,
     rather_than: TargetType = None,
     name: str | None = None,
-    mean: float | Sequence[float] | None = None,
-    std: float | Sequence[float] | None = None,
+    mean: Numbers = None,
+    std: Numbers = None,
     n: int = 3,
     test: SelfTest | bool = True,
     example: int | None = None,
     scale: float | None = None,
-    spacing: float | Sequence[float] | None = None,
+    spacing: Numbers = None,
     note: str | None = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
@@ -205,90 +184,69 @@ def visualize_explanation(
     found = evidence.attribution(target)
     if rather_than is not None:
         found, test = evidence.contrast(target, rather_than), False
-    own_map = (found[0] if isinstance(found, tuple) else found)[number]
     if test is True and evidence.ask is not None:
         test = evidence.self_test(target, number)
-    tested = test if isinstance(test, SelfTest) else None
-    words = regions_in_words(*kinds)
-    if tested is not None:
-        words = [str(tested), *words]
-    if note:
-        words.append(note)
-    image = evidence.inputs[0][number]
+    tests = [test] if isinstance(test, SelfTest) else []
+    words = [*map(str, tests), *regions_in_words(*kinds), *([note] if note else [])]
     label = f"{evidence.measure.label}, weighted mean of all questions"
-    if image.dim() == 3:
-        figure, axes = _draw_image_explanation(
-            image, own_map, kinds, name, label, words, tested, scale, mean, std, use_pyplot
-        )
+    image = evidence.inputs[0][number]
+    dims = image.dim() - 1
+    values = drawing.evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
+    scale = drawing.checked_scale(scale, values)
+    if dims == 2:
+        shown = drawing.picture_of_map(image, values, mean, std)
+        if (channels := shown.shape[2]) not in USUAL_CHANNELS:
+            shown = shown.mean(2, keepdims=True)
+            words.append(f"Drawn: mean of {channels} channels")
+        widths, height = [3.4, 3.4], 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
+    elif dims == 1:
+        shown = channels_of(image, mean, std)
+        widths, height = [7.6], max(signal_height(len(shown)), 2.4 * len(tests))
     else:
-        draw = draw_signal_explanation if image.dim() == 2 else draw_volume_explanation
-        figure, axes, free = draw(
-            image,
-            own_map,
-            kinds,
-            name,
-            label,
-            words,
-            tested is not None,
-            scale,
-            mean,
-            std,
-            spacing,
-            use_pyplot,
+        shown = volume_picture(image, mean, std)
+        widths, height = panel_sizes(values.shape, spacing)
+    rows = 2 if dims == 3 else 1
+    widths += [3.4] * len(tests)
+    width = sum(widths) + 0.3 * len(widths)
+    lines = drawing.wrapped(words, int(LETTERS_PER_INCH * width))
+    title = drawing.wrapped(
+        name.splitlines(), int(LETTERS_PER_INCH * width) if rows > 1 else TITLE_LETTERS
+    )
+    inches = rows * (height + 0.3) + 0.8 + 0.17 * (len(title) + len(lines))
+    figure = drawing.new_figure((width, inches), use_pyplot)
+    figure.set_layout_engine("constrained")
+    figure.supxlabel("\n".join(lines), x=0.01, fontsize=8.5, horizontalalignment="left")
+    grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
+    columns = len(widths) - len(tests)
+    axes = [figure.add_subplot(grid[row, k]) for row in range(rows) for k in range(columns)]
+    if dims == 2:
+        drawing.draw_picture(axes[0], shown)
+        draw_outlines(axes[0], *kinds)
+        heat_map = drawing.draw_map(axes[1], values, scale, shown)
+        drawing.finish(axes[0], "\n".join(title))
+        drawing.finish(axes[1], "red for, blue against")
+    elif dims == 1:
+        heat_map = draw_signal(axes[0], shown, values, scale, spacing)
+        mark_spans(axes[0], kinds, spacing)
+        axes[0].set_title(f"{name}: red speaks for it, blue against it", pad=14)
+    else:
+        listed = sorted([*kinds[0], *kinds[1]], key=lambda one: -abs(one.value))
+        place = (
+            drawing.innermost(listed[0].pixels) if listed else [size // 2 for size in values.shape]
         )
-        if tested is not None and free is not None:
-            visualize_self_test(tested, (figure, free))
-            axes = [*axes, free]
-    if use_pyplot:
-        show()
-    return figure, axes
-
-
-def _draw_image_explanation(
-    image: Tensor,
-    own_map: Tensor,
-    kinds: tuple[list[StrongRegion], list[StrongRegion]],
-    name: str,
-    label: str,
-    words: Sequence[str],
-    tested: SelfTest | None,
-    scale: float | None,
-    mean: float | Sequence[float] | None,
-    std: float | Sequence[float] | None,
-    use_pyplot: bool,
-) -> tuple[Figure, list[Axes]]:
-    """An image with its strongest regions, its map and its test, and the words below."""
-    values = evidence_map(own_map)
-    shown = picture_of_map(image, values, mean, std)
-    if (channels := shown.shape[2]) not in USUAL_CHANNELS:
-        shown, words = shown.mean(2, keepdims=True), [*words, f"Drawn: mean of {channels} channels"]
-    columns = 2 if tested is None else 3
-    lines = wrapped(words, 46 * columns)
-    title = wrapped(name.splitlines(), TITLE_LETTERS)
-    side = 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
-    above, below = 0.2 + 0.17 * len(title), 0.75 + 0.18 * len(lines)
-    height = above + side + below
-    figure = new_figure((3.6 * columns, height), use_pyplot, layout=None)
-    axes = list(np.ravel(figure.subplots(1, columns)))
-    figure.subplots_adjust(0.02, below / height, 0.98, 1 - above / height, wspace=0.06)
-    draw_picture(axes[0], shown)
-    draw_outlines(axes[0], *kinds)
-    finish(axes[0], None)
-    axes[0].set_title("\n".join(title), fontsize=10)
-    heat_map = draw_map(axes[1], values, scale or evidence_scale(values), shown)
-    finish(axes[1], None)
-    axes[1].set_title("red for, blue against", fontsize=10)
-    # In the panel's own width: an image that is very tall or wide fills only a part of it.
-    left, _, width, _ = axes[1].get_position(original=True).bounds
-    bar = figure.add_axes((left + 0.1 * width, (below - 0.3) / height, 0.8 * width, 0.12 / height))
-    figure.colorbar(heat_map, cax=bar, orientation="horizontal", ticks=MaxNLocator(5))
-    bar.tick_params(labelsize=7)
-    bar.set_xlabel(label, fontsize=8)
-    if tested is not None:
-        visualize_self_test(tested, (figure, axes[2]))
-        left, bottom, width, height_share = axes[2].get_position().bounds
-        axes[2].set_position((left + 0.045, bottom, width - 0.045, height_share))
-    figure.text(0.02, 0.08 / height, "\n".join(lines), fontsize=8.5, verticalalignment="bottom")
+        draw_slices(axes[:3], shown, place, spacing, kinds)
+        heat_map = draw_slices(axes[3:], shown, place, spacing, (), values, scale)[0]
+        figure.suptitle("\n".join(title), x=0.01, fontsize=11, horizontalalignment="left")
+        label = f"{label}; red speaks for it, blue against it"
+    for panel in axes:
+        panel.title.set_fontsize(10 if dims < 3 else 9)
+    bar = drawing.draw_colorbar(figure, axes, [heat_map], label)
+    bar.ax.tick_params(labelsize=7)
+    bar.ax.xaxis.label.set_fontsize(8)
+    for tested in tests:
+        axes.append(figure.add_subplot(grid[:, columns]))
+        visualize_self_test(tested, (figure, axes[-1]))
+    drawing.show(use_pyplot)
     return figure, axes
 
 
@@ -296,7 +254,7 @@ def _named(
     evidence: WindowEvidence, target: TargetType, name: str | None, number: int
 ) -> tuple[TargetType, str]:
     """The output to draw, the most probable one where none was asked for, and its name."""
-    only_one = evidence.reading.summed or evidence.scores.shape[1] == 1
+    only_one = evidence.outputs.summed or evidence.scores.shape[1] == 1
     if target is not None or only_one:
         return target, name or "the input"
     top = evidence.top(number)
@@ -323,13 +281,13 @@ def draw_outlines(
     """Outline regions in their own shape, those for in red and those against in blue."""
     for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
         for number, region in enumerate(regions, start=1):
-            outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
+            drawing.outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
     """Draw a region and half as much again on every side."""
-    draw_picture(axes, shown)
-    outline_pixels(axes, region.pixels, colour, region.uncertain)
+    drawing.draw_picture(axes, shown)
+    drawing.outline_pixels(axes, region.pixels, colour, region.uncertain)
     for first, width, size, limit, turned in (
         (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
         (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from captum_pda import PDA, EfficientPDA, WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.visualization.drawing import draw_map
+from captum_pda.visualization.drawing import draw_map, innermost
 from captum_pda.visualization.regions import draw_outlines
-from captum_pda.visualization.space import draw_slices, inside_of, volume_picture
+from captum_pda.visualization.space import draw_slices, volume_picture
 
 FOLDER = Path(__file__).parent
 SIDE = 2.1  # inches of a panel
@@ -278,11 +278,9 @@ def volume() -> None:
     draw_slices(
         axes,
         volume_picture(scan),
-        inside_of(kinds[0][0]),
-        None,
-        None,
-        values,
-        float(np.abs(values).max()),
+        innermost(kinds[0][0].pixels),
+        values=values,
+        scale=float(np.abs(values).max()),
     )
     for one, title in zip(axes, ("slice", "row", "column"), strict=True):
         one.set_title(f'"lesion": {title}' if one is axes[0] else title, fontsize=9)

@@ -390,12 +390,12 @@ def test_a_generator_draws_the_same_for_an_example_whenever_it_is_explained(tmp_
 
 
 def test_what_nobody_can_describe_is_explained_anew(tmp_path):
-    """An object of which Python shows neither attributes nor slots: here, an iterator."""
+    """An object of which which pickle stores nothing: here, a generator."""
     prior = CallablePrior(0.5)
     prior.value = 0.5
-    prior.hidden = iter([1])
+    prior.hidden = (number for number in [1])
     explain(tmp_path, efficient(prior=prior))
-    with pytest.warns(UserWarning, match=r"list_iterator is the same; give .* settings\(\)"):
+    with pytest.warns(UserWarning, match=r"generator is the same; give .* settings\(\)"):
         assert counts(explain(tmp_path, efficient(prior=prior))) == (N, 0)
 
 

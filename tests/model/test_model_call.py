@@ -119,7 +119,7 @@ def test_rows_that_a_model_joins_with_its_features_go_with_their_examples(net):
 @pytest.mark.parametrize(
     ("combine", "arguments", "says"),
     [
-        (lambda y, a: y * a["by"], {"by": torch.rand(3, 1)}, r"args\[0\] \(a dict that holds .*3"),
+        (lambda y, a: y * a["by"], {"by": torch.rand(3, 1)}, r"args\[0\] \(a dict of .*3"),
         (lambda y, a: y + a[0], [torch.rand(3, 4)], r"args\[0\] \(a list"),
         (lambda y, a: y + a.transpose(0, 1), torch.rand(4, 3), r"args\[0\] \(a tensor of shape"),
         (lambda y, a: y + a[: len(y)], torch.rand(5, 4), r"one example at a time"),

@@ -8,7 +8,7 @@ from conftest import make_classifier, make_images
 from report_pages import order_of, printed
 
 from captum_pda import ConstantPrior, EfficientPDA, strongest_regions
-from captum_pda.report import ReportOptions, write_index, write_report
+from captum_pda.report import write_index, write_report
 from captum_pda.report.page_file import read_block, unpack
 
 SPACE = (5, 14, 9)
@@ -124,9 +124,7 @@ def test_large_volumes_are_thinned_and_listed_in_an_index(tmp_path):
 def test_what_a_page_of_a_volume_cannot_show_is_refused(tmp_path):
     evidence = make_volume()[:1]
     with pytest.raises(ValueError, match="one method, and no contrast or"):
-        write_report(
-            evidence, tmp_path / "volume.html", options=ReportOptions(contrast=(0, 1)), test=False
-        )
+        write_report(evidence, tmp_path / "volume.html", contrast=(0, 1), test=False)
     with pytest.raises(ValueError, match="one method"):
         write_report({"a": evidence, "b": evidence}, tmp_path / "volume.html", test=False)
     assert torch.equal(evidence.inputs[0], make_volume().inputs[0][:1])

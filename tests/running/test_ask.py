@@ -13,7 +13,6 @@ from captum_pda import (
     ConstantPrior,
     EfficientPDA,
     GaussianPatchPrior,
-    IncrementalEngine,
     MarginalPrior,
     SampledPDA,
 )
@@ -191,26 +190,6 @@ def test_what_is_known_survives_an_interruption():
     before = model.rows
     torch.testing.assert_close(evidence.ask.hidden(0, hidden)[0], expected)
     assert model.rows - before == 2
-
-
-def test_an_engine_that_is_wrong_is_found_out():
-    class Wrong(IncrementalEngine):
-        def prepare(self, forward, example, batch_size):
-            prepared = super().prepare(forward, example, batch_size)
-            right = prepared.scores
-            prepared.scores = lambda *arguments: right(*arguments) + torch.arange(4.0)
-            return prepared
-
-    image = make_images(1, 3, 24, 24).float()
-    labels = torch.arange(24)[:, None] // 6 * 4 + torch.arange(24) // 6
-    hidden = unions(region_masks(labels), some_coalitions(16, 10))
-    model = make_convolutional()
-    expected = EfficientPDA(model, engine="dense").evidence(image, feature_mask=labels)
-    evidence = EfficientPDA(model, engine="dense").evidence(image, feature_mask=labels)
-    evidence.ask.engine = Wrong()
-    with pytest.warns(UserWarning, match="does not find what the dense engine finds"):
-        found = evidence.ask.hidden(0, hidden)
-    torch.testing.assert_close(found, expected.ask.hidden(0, hidden))
 
 
 def test_the_bar_says_how_many_passes(capsys):

@@ -13,7 +13,7 @@ from captum_pda.visualization import (
     visualize_strongest_regions,
     visualize_volume,
 )
-from captum_pda.visualization.space import inside_of
+from captum_pda.visualization.drawing import innermost
 
 SPACE = (5, 14, 9)
 
@@ -40,7 +40,7 @@ def test_a_volume_is_drawn_by_slices_through_its_strongest_region(volume):
     assert len(axes) == 7  # three slices, the same with the map, and the test
     kinds = strongest_regions(volume, 2, example=1)
     strongest = max((one for kind in kinds for one in kind), key=lambda one: abs(one.value))
-    place = inside_of(strongest)
+    place = innermost(strongest.pixels)
     assert strongest.pixels[place]
     values = volume.attribution(2)[1, 0].numpy()
     for axis in range(3):

@@ -3,7 +3,6 @@
 const ARRAYS = {
   float64: Float64Array,
   float32: Float32Array,
-  float16: Uint16Array,
   int32: Int32Array,
   uint16: Uint16Array,
   uint8: Uint8Array,
@@ -22,22 +21,9 @@ async function readBlock(id) {
   return { header, arrays };
 }
 
-function readArray(content, start, { type, shape, offset, scales }) {
+function readArray(content, start, { type, shape, offset }) {
   const count = shape.reduce((product, side) => product * side, 1);
-  const plain = new ARRAYS[type](content, start + offset, count);
-  if (type !== "float16") return plain;
-  const length = count / scales.length;
-  return Float64Array.from(plain, (bits, i) => fromHalf(bits) * scales[Math.floor(i / length)]);
-}
-
-// A 16-bit number: a sign, 5 bits of exponent, 10 of fraction.
-function fromHalf(bits) {
-  const sign = bits >> 15 ? -1 : 1;
-  const exponent = (bits >> 10) & 31;
-  const fraction = bits & 1023;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+  return new ARRAYS[type](content, start + offset, count);
 }
 
 function readImage(bytes) {
