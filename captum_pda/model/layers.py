@@ -186,8 +186,6 @@ class LayerCall:
                 "layer before pooling and flattening"
             )
         self.inputs = tuple(layout.to_map(items[n]).contiguous() for n, layout in self._maps)
-        #: Not of the whole model, which is slower than what follows the layer.
-        self.seconds_per_pass = 0.0
         self.runs_rest_only = self._can_run_rest_only()
 
     def unperturbed(self) -> Tensor:
