@@ -18,7 +18,6 @@ from captum_pda import (
     MarginalPrior,
     SampledPDA,
 )
-from captum_pda.priors import patches
 
 WINDOWS = {"sliding_window_shapes": 4, "strides": 2, "target": 1}
 
@@ -109,9 +108,7 @@ def test_two_threads_that_choose_an_engine():
     ids=["gaussian", "marginal", "empirical mean"],
 )
 @pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_two_threads_on_one_prior(monkeypatch, method, make_prior):
-    # Room for one operator only, so that each thread forgets what the other has just used.
-    monkeypatch.setattr(patches, "KEPT_VALUES", 1)
+def test_two_threads_on_one_prior(method, make_prior):
     model, images = make_model(), make_images(1, 3, 13, 15).float()
     expected = explain(method(model, make_prior(images), engine="dense"), images)
     prior = make_prior(images)
