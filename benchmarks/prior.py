@@ -265,7 +265,7 @@ def leak(arguments: argparse.Namespace) -> None:
 
 
 def share(arguments: argparse.Namespace) -> None:
-    """The processor time of fills and superpixels in whole maps, as a share of one run."""
+    """The processor time of fills and of superpixels in whole maps, as shares of one run."""
     torch.set_num_threads(1)
     side = 64 if arguments.tiny else 224
     image = photos(None, side, 1)[0].unsqueeze(0)
@@ -319,17 +319,16 @@ def print_seconds(name: str, image: Tensor, regions: PlacedWindows) -> None:
 
 def print_share(name: str, pda: Any, image: Tensor, given: dict[str, Any]) -> None:
     """Time one map, and what of it was spent in the default prior and in SLIC."""
-    spent = 0.0
+    spent = {GaussianFieldPrior: 0.0, Superpixels: 0.0}
     kept = {}
 
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(kind: type, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
-            nonlocal spent
             start = time.process_time()
             try:
                 return function(*arguments, **options)
             finally:
-                spent += time.process_time() - start
+                spent[kind] += time.process_time() - start
 
         return run
 
@@ -340,7 +339,7 @@ def print_share(name: str, pda: Any, image: Tensor, given: dict[str, Any]) -> No
         (Superpixels, "__init__"),
     ):
         kept[kind, method] = getattr(kind, method)
-        setattr(kind, method, timed(kept[kind, method]))
+        setattr(kind, method, timed(kind, kept[kind, method]))
     try:
         start = time.process_time()
         pda.attribute(image, target=0, **given)
@@ -348,7 +347,8 @@ def print_share(name: str, pda: Any, image: Tensor, given: dict[str, Any]) -> No
     finally:
         for (kind, method), function in kept.items():
             setattr(kind, method, function)
-    print(f"{name}: {spent:.2f} of {total:.1f} s, {spent / total:.1%}")
+    fills, superpixels = (f"{part:.2f} s, {part / total:.1%}" for part in spent.values())
+    print(f"{name}: {total:.1f} s; fills {fills}; superpixels {superpixels}")
 
 
 def lite0() -> nn.Module:

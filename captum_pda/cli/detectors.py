@@ -22,10 +22,7 @@ LEAST_SCORE = 0.5
 
 
 class Detector(nn.Module):
-    """A model that returns boxes, labels and scores of each image, as those of torchvision.
-
-    As a model of one tensor, it returns its highest scores.
-    """
+    """A model that returns boxes, as those of torchvision, as a model of its highest scores."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -40,27 +37,17 @@ class Detector(nn.Module):
     def boxes(
         self, image: Tensor, labels: Sequence[str], wanted: Sequence[int] | None, n: int
     ) -> tuple[BoxMatch, tuple[str, ...]]:
-        """The boxes of an image (1, C, H, W) with the highest scores, and their names.
-
-        Args:
-            image: of one example.
-            labels: the names of classes.
-            wanted: the classes of the boxes; None for all that are found with some certainty.
-            n: how many boxes at most.
-        """
+        """The ``n`` boxes of an image (1, C, H, W) with the highest scores, and their names; of
+        the classes ``wanted``, or of all that are found with some certainty."""
         with torch.no_grad():
             (found,) = self.model(image)
         scores, kinds = found["scores"], found["labels"]
-        if wanted is None:
-            chosen = scores >= LEAST_SCORE
-        else:
-            chosen = torch.isin(kinds, kinds.new_tensor(wanted))
+        is_sure = scores >= LEAST_SCORE
+        chosen = is_sure if wanted is None else torch.isin(kinds, kinds.new_tensor(wanted))
         order = [place for place in scores.argsort(descending=True).tolist() if chosen[place]][:n]
         if not order:
-            best = f"{float(scores.max()):.0%}" if len(scores) else "none"
             raise CommandError(
-                f"no box was found with a score of {LEAST_SCORE:.0%} (the best: {best}); name a "
-                "class with --target"
+                f"no box was found with a score of {LEAST_SCORE:.0%}; name a class with --target"
                 if wanted is None
                 else "no box of the --target was found"
             )
@@ -92,18 +79,9 @@ class BoxMatch(nn.Module):
 
 def returns_boxes(outputs: object) -> bool:
     """Whether a model's outputs are those of a detector."""
-    return (
-        isinstance(outputs, list)
-        and all(isinstance(one, dict) for one in outputs)
-        and all({"boxes", "labels", "scores"} <= one.keys() for one in outputs)
+    return isinstance(outputs, list) and all(
+        isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys() for one in outputs
     )
-
-
-def detector_names() -> list[str]:
-    """The detectors of torchvision."""
-    models = optional_module("torchvision.models")
-    names: list[str] = models.list_models(module=models.detection)
-    return names
 
 
 def detector_transform(name: str) -> Callable[[Any], Tensor]:

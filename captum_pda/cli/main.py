@@ -8,10 +8,18 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
-from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
+from captum_pda.cli.usage_errors import CommandError, one_line
+
+COMMANDS: dict[str, Any] = {
+    "demo": demo,
+    "explain": explain,
+    "atlas": atlas,
+    "fit-prior": fit_prior,
+}
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -52,15 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"captum-pda {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (demo, explain, atlas, fit_prior):
-        added = command.add_parser(commands)
-        added.add_argument(
-            "--quiet", action="store_true", help="no progress bar, and no words but errors"
-        )
-        added.add_argument(
-            "--debug", action="store_true", help="show the whole traceback of an error"
-        )
-        added.set_defaults(run=command.run)
+    for name, module in COMMANDS.items():
+        added = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
+        module.add_options(added)
+        added.add_argument("--quiet", action="store_true", help="no progress bar, and only errors")
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        added.set_defaults(run=module.run)
     return parser
 
 
@@ -83,10 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\ncaptum-pda: stopped", file=sys.stderr)
             return 130
-        except CommandError as error:
-            return _fail(error, options, error.exit_code)
         except Exception as error:  # Whatever it is, a person gets one line.
-            return _fail(error, options, 1)
+            if options.debug:
+                raise
+            is_clear = isinstance(error, CommandError | ValueError | OSError)
+            kind = type(error).__name__
+            hint = "" if is_clear else f" ({kind}; run again with --debug to see where)"
+            print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
+            return getattr(error, "exit_code", 1)
 
 
 @contextmanager
@@ -103,15 +112,6 @@ def any_text_printed() -> Iterator[None]:
             stream.reconfigure(errors=errors)
 
 
-def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
-    if options.debug:
-        raise error
-    kind = "" if isinstance(error, CommandError | ValueError | OSError) else type(error).__name__
-    hint = f" ({kind}; run again with --debug to see where)" if kind else ""
-    print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
-    return exit_code
-
-
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """A warning in one line, with this command's names for options of the library."""
-    print(f"captum-pda: note: {in_command_words(str(message))}", file=sys.stderr)
+    print(f"captum-pda: note: {one_line(message)}", file=sys.stderr)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from captum_pda.cli.explainer import METHODS
 from captum_pda.cli.models import DEFAULT_MODEL
 from captum_pda.engines import ENGINES
 from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.regions.contexts import CONTEXTS, planned_passes
 
-METHODS = ("pda", "efficient", "sampled", "gradient", "layer")
-
 
 def positive(given: str) -> int:
     """A whole number of at least 1."""
-    try:
-        number = int(given)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not given.isdecimal() or int(given) < 1:
         raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 1")
-    return number
+    return int(given)
 
 
 def effort(given: str) -> str | int:
@@ -34,22 +29,16 @@ def effort(given: str) -> str | int:
     return found
 
 
-def natural(given: str) -> int:
-    """A whole number of at least 0."""
-    if not given.isdecimal():
-        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 0")
-    return int(given)
-
-
-def bits(given: str) -> float:
-    """A number of at least 0."""
-    try:
-        number = float(given)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{given!r} is not a number of at least 0")
-    return number
+def add_model_name(group: argparse._ActionsContainer) -> None:
+    """The option that names a model, and with it the transforms of its photos."""
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME",
+        help="a classifier or detector of torchvision, such as resnet50, with its own weights and "
+        "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
+        "your own; or %(default)s (default), whose weights come by pip",
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -73,10 +62,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
     )
     model.add_argument(
-        "--device",
-        default="auto",
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1, mps ... (default: a GPU if there is one)",
+        "--device", default="auto", help="cpu, cuda, cuda:1, mps ... (default: a GPU, if any)"
     )
 
 
@@ -95,21 +81,9 @@ def add_image_options(parser: argparse.ArgumentParser) -> None:
     )
     images.add_argument(
         "--frame",
-        type=natural,
+        type=lambda given: 0 if given == "0" else positive(given),
         metavar="N",
         help="which frame of a DICOM file or page of a TIFF file, from 0 (default: all)",
-    )
-
-
-def add_model_name(group: argparse._ActionsContainer) -> None:
-    """The option that names a model, and with it the transforms of its photos."""
-    group.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME",
-        help="a classifier or detector of torchvision, such as resnet50, with its own weights and "
-        "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
-        "your own; or %(default)s (default), whose weights come by pip",
     )
 
 
@@ -123,8 +97,9 @@ def add_overwrite(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_method_options(how: argparse._ActionsContainer) -> None:
+def add_method_options(parser: argparse.ArgumentParser) -> None:
     """How to explain a photo."""
+    how = parser.add_argument_group("how to explain it")
     how.add_argument(
         "--method",
         choices=METHODS,
@@ -137,17 +112,8 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "--effort",
         type=effort,
         default="standard",
-        metavar="EFFORT",
         help="how many passes --method pda takes by default: quick (about 220), standard (about "
         "330) or thorough (about 960), or a number of them (default: %(default)s)",
-    )
-    how.add_argument(
-        "--superpixels",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
-        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
     )
     how.add_argument(
         "--roi",
@@ -157,7 +123,16 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "or a mask of its size in a file, 0 outside. It is divided into as many --superpixels "
         "(default: 12 25 60); the map is 0 elsewhere",
     )
-    how.add_argument(
+    hidden = how.add_mutually_exclusive_group()
+    hidden.add_argument(
+        "--superpixels",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
+        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
+    )
+    hidden.add_argument(
         "--scales",
         type=positive,
         nargs="+",
@@ -165,7 +140,7 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         help="the sides of windows of several sizes, such as 16 32 64, in pixels of the model's "
         "input, in place of superpixels",
     )
-    how.add_argument(
+    hidden.add_argument(
         "--window", type=positive, metavar="PIXELS", help="the side of windows of one size only"
     )
     how.add_argument(
@@ -186,15 +161,10 @@ def add_method_options(how: argparse._ActionsContainer) -> None:
         "--samples",
         type=positive,
         default=10,
-        metavar="S",
         help="how many samples per window with --method sampled (default: %(default)s)",
     )
     how.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="NUMBER",
-        help="the same number draws the same samples (default: %(default)s)",
+        "--seed", type=int, default=0, help="the same number draws the same samples (default: 0)"
     )
     how.add_argument(
         "--engine",

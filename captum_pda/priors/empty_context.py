@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.regions.protocol import PlacedWindows, Windows
-
-Floats = npt.NDArray[np.float64]
+from captum_pda.regions.protocol import PlacedWindows, Windows, box_values
 
 #: The blur that leaves nothing to see, as a share of the shorter side: 20 of 224 pixels.
 BLUR = 20 / 224
@@ -45,7 +43,7 @@ class EmptyContext:
         """An example (C, *space) with nothing seen of it, of the same shape."""
         if self._prior is None:
             return blurred(example)
-        if isinstance(self._prior, type) or not _has(self._prior, "nothing_seen"):
+        if isinstance(self._prior, type) or not hasattr(self._prior, "nothing_seen"):
             raise TypeError(
                 f"prior={self._prior!r} has no method nothing_seen(example), which "
                 "gives the input with nothing seen to contexts 'empty' and 'both'; write it as "
@@ -64,7 +62,7 @@ class EmptyContext:
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
         """Each region with nothing else seen: the boxes that differ from ``nothing_seen``, and
         their contents (W, C, *box)."""
-        if _has(self._prior, "seen_alone"):
+        if hasattr(self._prior, "seen_alone"):
             boxes, contents = self._prior.seen_alone(example, windows)
             return boxes, contents
         return pasted(example, self.nothing_seen(example), windows)
@@ -106,7 +104,7 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
     smooth = example.detach().to(dtype)
     for axis, size in enumerate(example.shape[1:], start=1):
         places = np.arange(size)
-        weights = _gauss(places[:, None] - places, sigma)
+        weights = np.exp(-0.5 * ((places[:, None] - places) / sigma) ** 2)
         weights /= weights.sum(axis=1, keepdims=True)
         matrix = device_sync.moved_like(torch.from_numpy(weights), smooth)
         smooth = (smooth.movedim(axis, -1) @ matrix.T).movedim(-1, axis)
@@ -133,77 +131,48 @@ def pasted(example: Tensor, nothing: Tensor, windows: Windows) -> tuple[PlacedWi
     Returns:
         The boxes, and their contents (W, C, *box).
     """
-    margin = [_reach(EDGE * width) for width in windows.window]
-    box = np.minimum(np.add(windows.window, 2 * np.array(margin)), windows.space)
+    margin = _reach(np.array(windows.window))
+    box = np.minimum(np.add(windows.window, 2 * margin), windows.space)
     corners = np.clip(windows.corner_array - margin, 0, np.subtract(windows.space, box))
-    shape = tuple(int(side) for side in box)
-    boxes = PlacedWindows(windows.space, shape, corners, first=windows.first)
+    boxes = PlacedWindows(windows.space, tuple(box.tolist()), corners, first=windows.first)
     dtype = torch.promote_types(example.dtype, torch.float32)
-    seen = device_sync.moved_like(_seen(windows, boxes), example.to(dtype)).flatten(1)
-    pixels = boxes.pixels(example.device)
+    seen = device_sync.moved_like(_seen(windows, boxes), example.to(dtype)).unsqueeze(1)
     own, other = (
-        values.detach().to(dtype).flatten(1)[:, pixels].transpose(0, 1)
-        for values in (example, nothing.to(example.device))
+        box_values(values.detach().to(example.device, dtype), boxes)
+        for values in (example, nothing)
     )
-    contents = torch.lerp(other, own, seen.unsqueeze(1))
-    return boxes, contents.reshape(len(windows), len(example), *shape).to(example.dtype)
+    return boxes, torch.lerp(other, own, seen).to(example.dtype)
 
 
 def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
     """How much is seen of each pixel of each box, (W, *box)."""
-    hidden = windows.hidden
-    if hidden is None:
-        seen = torch.ones(
-            (len(windows), *(1 for _ in boxes.space)), dtype=torch.float64, device="cpu"
-        )
-    else:
-        seen = hidden.cpu().to(torch.float64)
-    for axis in range(len(boxes.space)):
-        if hidden is None:
-            lengths = np.full(len(windows), float(windows.window[axis]))
-        else:
-            lengths = _run_lengths(hidden, axis)
-        weights = torch.from_numpy(_edge_weights(windows, boxes, axis, lengths))
-        if hidden is None:
-            weights = weights.sum(dim=2, keepdim=True)
-        moved = seen.movedim(axis + 1, -1)
-        softened = torch.einsum("w...k,wbk->w...b", moved, weights)
-        seen = softened.movedim(-1, axis + 1)
-    return seen
+    seen = np.zeros((len(windows), *boxes.window))
+    masks = np.ones((len(windows), *(1 for _ in windows.window)), dtype=np.bool_)
+    if windows.hidden is not None:
+        masks = windows.hidden.cpu().numpy()
+    for soft, mask, corner, start in zip(
+        seen, masks, boxes.corner_array, windows.corner_array - boxes.corner_array, strict=True
+    ):
+        soft[tuple(map(slice, start, start + windows.window))] = mask
+        for axis, length in enumerate(_extents(mask, windows.window)):
+            options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
+            gaussian_filter1d(soft, axis=axis, output=soft, **options)
+            whole = gaussian_filter1d(np.ones(windows.space[axis]), **options)
+            shape = [-1 if other == axis else 1 for other in range(soft.ndim)]
+            soft /= whole[corner[axis] :][: soft.shape[axis]].reshape(shape)
+    return torch.from_numpy(seen)
 
 
-def _edge_weights(windows: Windows, boxes: PlacedWindows, axis: int, lengths: Floats) -> Floats:
-    """g(p - q) / sum_q g(p - q) for the places p of boxes and q of windows, (W, box, window)."""
-    sigma = EDGE * lengths[:, None, None]
-    reach = np.ceil(REACH * sigma)
-    places = boxes.corner_array[:, axis, None, None] + np.arange(boxes.window[axis])[:, None]
-    own = windows.corner_array[:, axis, None, None] + np.arange(windows.window[axis])
-    steps = np.arange(-int(reach.max()), int(reach.max()) + 1)
-    inside = (places + steps >= 0) & (places + steps < boxes.space[axis])
-    near = np.where((np.abs(steps) <= reach) & inside, _gauss(steps, sigma), 0)
-    far = np.abs(places - own) > reach
-    weights: Floats = np.where(far, 0, _gauss(places - own, sigma)) / near.sum(-1, keepdims=True)
-    return weights
+def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float]:
+    """The extent of a region along each axis: the window's, or the mean length of its runs of
+    pixels (*window); 1 for a region without pixels."""
+    if mask.size == 1:
+        return [float(width) for width in window]
+    runs = (np.diff(mask, axis=axis, prepend=False) & mask for axis in range(mask.ndim))
+    return [max(int(mask.sum()), 1) / max(int(begins.sum()), 1) for begins in runs]
 
 
-def _run_lengths(hidden: Tensor, axis: int) -> Floats:
-    """The mean length of each region's runs of pixels along an axis; 1 for one without pixels."""
-    along = hidden.cpu().movedim(axis + 1, -1).reshape(len(hidden), -1, hidden.shape[axis + 1])
-    begins = along.clone()
-    begins[..., 1:] &= ~along[..., :-1]
-    pixels, runs = (values.sum(dim=(1, 2)).numpy() for values in (along, begins))
-    lengths: Floats = np.maximum(pixels, 1) / np.maximum(runs, 1)
-    return lengths
-
-
-def _gauss(distance: npt.NDArray[np.int64], sigma: float | Floats) -> Floats:
-    values: Floats = np.exp(-0.5 * (distance / sigma) ** 2)
-    return values
-
-
-def _has(prior: Any, method: str) -> bool:
-    return callable(getattr(prior, method, None))
-
-
-def _reach(sigma: float) -> int:
-    return math.ceil(REACH * sigma)
+def _reach(length: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """How far the soft edge of a region of this extent reaches."""
+    reach: npt.NDArray[np.int64] = np.ceil(REACH * EDGE * np.asarray(length)).astype(np.int64)
+    return reach

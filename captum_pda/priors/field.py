@@ -24,7 +24,6 @@ import torch
 from scipy.fft import dctn
 from scipy.optimize import minimize
 from torch import Tensor
-from torch.nn.functional import pad
 from typing_extensions import Self
 
 from captum_pda import device_sync
@@ -33,14 +32,8 @@ from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.priors.solver import (
-    MULTIGRID_PIXELS,
-    MULTIGRID_SHARE,
-    VALUES_AT_ONCE,
-    HiddenPixels,
-    boxes_with_margin,
-)
-from captum_pda.regions.protocol import Integers, Windows
+from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin
+from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -112,7 +105,9 @@ class GaussianFieldPrior:
         fills = example.new_empty(len(regions), len(example), *regions.window)
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, len(example)):
-                fills[some] = self._means(systems).to(example.dtype)
+                level = self._level(systems)
+                found = systems.solve(*systems.expected(level)) + level
+                fills[some] = found.to(example.dtype)
         return fills
 
     def sample(
@@ -128,39 +123,32 @@ class GaussianFieldPrior:
         fills = example.new_empty(n_samples, len(regions), n_channels, *regions.window)
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, n_samples * n_channels):
-                drawn = systems.draw(n_samples * n_channels, generator)
-                drawn = drawn.reshape(-1, n_samples, n_channels, *regions.window)
-                roots = self._colour_roots(example, regions.pick(some), drawn)
+                level = self._level(systems)
+                # All in one solution: the mean of each channel, then the draws.
+                parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
+                both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+                drawn = both[:, n_channels:].reshape(-1, n_samples, n_channels, *regions.window)
+                roots = self._colour_roots(example, regions[some], drawn)
                 coloured = torch.einsum("wcd,wsd...->swc...", roots, drawn)
-                fills[:, some] = (self._means(systems) + coloured).to(example.dtype)
+                fills[:, some] = (both[:, :n_channels] + level + coloured).to(example.dtype)
         return fills
 
     def _systems(
         self, example: Tensor, regions: Windows, n_values: int
-    ) -> Iterator[tuple[Integers, HiddenPixels]]:
+    ) -> Iterator[tuple[slice, HiddenPixels]]:
         """The equations of regions, as many at once as suit n_values for each pixel."""
         at_once = max(1, VALUES_AT_ONCE // (n_values * math.prod(regions.window)))
-        lengths = self.correlation_length, self.smoothness
-        memory: dict[object, Tensor] = {}
-        many_hidden = np.zeros(len(regions), dtype=np.bool_)
-        # Each region is solved in a way of its own, so that it does not depend on the others.
-        if regions.hidden is not None and not self.smoothness and len(regions.window) <= 2:
-            least = max(MULTIGRID_PIXELS, MULTIGRID_SHARE * math.prod(regions.window))
-            many_hidden = regions.hidden.flatten(1).sum(dim=1).cpu().numpy() > least
-        for many in (False, True):
-            numbers = np.flatnonzero(many_hidden == many)
-            for start in range(0, len(numbers), at_once):
-                some = numbers[start : start + at_once]
-                yield some, HiddenPixels(example, regions.pick(some), *lengths, many, memory)
+        for start in range(0, len(regions), at_once):
+            some = slice(start, start + at_once)
+            lengths = self.correlation_length, self.smoothness
+            yield some, HiddenPixels(example, regions[some], *lengths)
 
-    def _means(self, systems: HiddenPixels) -> Tensor:
-        """Conditional means, (W, C, *window)."""
+    def _level(self, systems: HiddenPixels) -> Tensor:
+        """The mean of the field, (W or 1, C, 1...); without a fit that of what is seen nearby."""
         if self.mean is None:
-            level = systems.boundary_mean()
-        else:
-            level = device_sync.moved_like(self.mean, systems.values)
-            level = level.reshape(1, -1, *(1 for _ in systems.box))
-        return systems.mean_about(level)
+            return systems.boundary_mean()
+        mean = device_sync.moved_like(self.mean, systems.values)
+        return mean.reshape(1, -1, *(1 for _ in systems.box))
 
     def _colour_roots(self, example: Tensor, regions: Windows, like: Tensor) -> Tensor:
         """Square roots of the covariances of colours, (W, C, C), in the dtype of ``like``."""
@@ -288,13 +276,11 @@ def _surrounding_colours(example: Tensor, regions: Windows, dtype: torch.dtype) 
     """
     n_dims = len(regions.window)
     margins = tuple(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)) for n in regions.window)
-    pixels, seen, _ = boxes_with_margin(regions, margins)
-    hidden = torch.ones((len(regions), *regions.window), dtype=torch.bool, device="cpu")
-    if regions.hidden is not None:
-        hidden = regions.hidden.cpu()
-    sides = [side for margin in reversed(margins) for side in (margin, margin)]
-    seen = (seen & ~pad(hidden, sides)).unsqueeze(1).to(example.device)
-    values = example.detach().flatten(1)[:, pixels.to(example.device)].movedim(1, 0).to(dtype)
+    values, seen = boxes_with_margin(example.detach().to(dtype), regions, margins)
+    inner = seen.squeeze(1)
+    for axis, (margin, width) in enumerate(zip(margins, regions.window, strict=True), start=1):
+        inner = inner.narrow(axis, margin, width)
+    inner &= False if regions.hidden is None else ~regions.hidden.to(seen.device)
     total = values.new_zeros(len(regions), len(example), len(example))
     for axis in range(2, 2 + n_dims):
         length = values.shape[axis] - 1

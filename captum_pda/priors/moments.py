@@ -79,44 +79,22 @@ class Moments(ABC):
         """Add a batch of images (N, C, *space) in double precision."""
         self._update(images)
         by_channel = images.transpose(0, 1).flatten(1)
-        self._widen(torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)]))
+        self._widen(by_channel.amin(dim=1), by_channel.amax(dim=1))
 
     def merge(self, other: Self) -> None:
         """Add what another one has seen."""
         self._merge(other)
-        self._widen(other.tensors["range"])
+        self._widen(*other.tensors["range"])
 
-    def _widen(self, extremes: Tensor) -> None:
+    def _widen(self, lowest: Tensor, highest: Tensor) -> None:
         low, high = self.tensors["range"]
-        self.tensors["range"] = torch.stack(
-            [torch.minimum(low, extremes[0]), torch.maximum(high, extremes[1])]
-        )
+        self.tensors["range"] = torch.stack([low.minimum(lowest), high.maximum(highest)])
 
-    @staticmethod
-    @abstractmethod
-    def _sum_shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]: ...
-
-    @abstractmethod
-    def _update(self, images: Tensor) -> None: ...
-
-    @abstractmethod
-    def _merge(self, other: Self) -> None: ...
-
-    @abstractmethod
-    def mean(self, places: Integers) -> Tensor:
-        """The mean at these places of a patch (n, dims), (groups, values)."""
-
-    @abstractmethod
-    def covariance(self, first: Integers, second: Integers) -> Tensor:
-        """The covariance between two sets of places, (groups, first values, second values)."""
-
-    @abstractmethod
-    def variance(self) -> Tensor:
-        """The mean variance of each group, (groups,)."""
-
-    @abstractmethod
-    def rounding(self) -> Tensor:
-        """How large rounding errors in the covariance may be, (groups,)."""
+    def loading(self, share: float) -> Tensor:
+        """By how much diagonals of covariances are raised, (groups,): by this share of the mean
+        variance, and at least by what rounding errors may have taken from them."""
+        variance, rounding = self._scales()
+        return torch.maximum(share * variance, rounding).clamp_min(1e-30)
 
     def check(self) -> None:
         """Refuse sums that no images can have, with a ValueError that says why."""
@@ -130,12 +108,32 @@ class Moments(ABC):
         cut = np.minimum(self.patch, side)
         places = np.indices(tuple(cut)).reshape(len(cut), -1).T + np.subtract(self.patch, cut) // 2
         covariance = self.covariance(places, places)
-        loading = (ROUNDING * self.variance() + self.rounding()).clamp_min(1e-300)
-        _, failed = torch.linalg.cholesky_ex(
-            covariance + torch.diag_embed(loading[:, None].expand(covariance.shape[:2]))
-        )
+        loading = self.loading(ROUNDING)[:, None].expand(covariance.shape[:2])
+        _, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(loading))
         if bool(failed.any()) or not bool(torch.isfinite(covariance).all()):
             raise ValueError("its covariance is indefinite: no images have such a one")
+
+    @abstractmethod
+    def mean(self, places: Integers) -> Tensor:
+        """The mean at these places of a patch (n, dims), (groups, values)."""
+
+    @abstractmethod
+    def covariance(self, first: Integers, second: Integers) -> Tensor:
+        """The covariance between two sets of places, (groups, first values, second values)."""
+
+    @abstractmethod
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """The mean variance of each group, and how large its rounding errors may be, (groups,)."""
+
+    @staticmethod
+    @abstractmethod
+    def _sum_shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]: ...
+
+    @abstractmethod
+    def _update(self, images: Tensor) -> None: ...
+
+    @abstractmethod
+    def _merge(self, other: Self) -> None: ...
 
     @abstractmethod
     def _check_sums(self) -> None: ...
@@ -202,12 +200,10 @@ class FullMoments(Moments):
         values = (pixels[:, None] * channels + np.arange(channels)).reshape(-1)
         return torch.from_numpy(values).to(self.device)
 
-    def variance(self) -> Tensor:
+    def _scales(self) -> tuple[Tensor, Tensor]:
         scatter = self.tensors["scatter"].diagonal(dim1=1, dim2=2)
-        return scatter.mean(dim=1) / self.tensors["count"]
-
-    def rounding(self) -> Tensor:
-        return 1e-20 * self.tensors["mean"].square().mean(dim=1) + 1e-12 * self.variance()
+        variance = scatter.mean(dim=1) / self.tensors["count"]
+        return variance, 1e-20 * self.tensors["mean"].square().mean(dim=1) + 1e-12 * variance
 
     def _check_sums(self) -> None:
         scatter = self.tensors["scatter"]
@@ -230,9 +226,6 @@ class StationaryMoments(Moments):
     pixels p with p + h in the image. Values are taken about ``origin`` (the first batch's mean),
     which keeps the sums exact for data far from zero, and they add up: over batches, over fits.
     """
-
-    #: What ``_by_lag`` has worked out, until something is added.
-    _table: Tensor | None = None
 
     @classmethod
     def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
@@ -297,7 +290,6 @@ class StationaryMoments(Moments):
         self._add({"products": other._shifted_products(apart), "sums": sums, "counts": counts})
 
     def _add(self, sums: dict[str, Tensor]) -> None:
-        self._table = None
         for name, more in sums.items():
             self.tensors[name] = self.tensors[name] + more
 
@@ -329,23 +321,19 @@ class StationaryMoments(Moments):
         channels = self.n_channels
         return values.transpose(1, 2).reshape(1, len(first) * channels, len(second) * channels)
 
-    def variance(self) -> Tensor:
-        variances = self._by_lag()[math.prod(self._lags) // 2]
-        return variances.diagonal().mean().reshape(1) if self.joint else variances
-
-    def rounding(self) -> Tensor:
+    def _scales(self) -> tuple[Tensor, Tensor]:
         squares = self._at_no_lag(self.tensors["products"]) / self._pixels()
-        return 1e-12 * (squares.diagonal().mean().reshape(1) if self.joint else squares)
+        scales = self._by_lag()[math.prod(self._lags) // 2], 1e-12 * squares
+        if not self.joint:
+            return scales
+        variance, rounding = (each.diagonal().mean().reshape(1) for each in scales)
+        return variance, rounding
 
     def _by_lag(self) -> Tensor:
         """The autocovariance of each lag, (lags, channels[, channels])."""
-        table = self._table
-        if table is None:
-            shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
-            covariance = self._shifted_products(shift) / self._pixels()
-            table = covariance.flatten(-len(self.patch)).movedim(-1, 0).contiguous()
-            self._table = table
-        return table
+        shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
+        covariance = self._shifted_products(shift) / self._pixels()
+        return covariance.flatten(-len(self.patch)).movedim(-1, 0)
 
     def _mean(self) -> Tensor:
         """The mean of each channel about the origin: at lag 0 every pixel is counted."""
@@ -389,13 +377,7 @@ def merged_over_ranks(
     """The moments of all that any rank of a process group has seen, the same on every rank.
 
     Each rank sends its sums to all others in turn, and all add them in the same order, as one
-    process adds fits. No rank holds more than its own sums, those of one other, and the total.
-
-    Args:
-        kind: how moments are kept.
-        joint: whether all channels form one group.
-        own: what this rank was fitted to; None for a rank that has seen nothing.
-        ranks: the processes that were fitted.
+    process adds fits. A rank that has seen nothing has None as its ``own``.
     """
     told = ranks.gather([own.n_channels, *own.patch, 0, 0][:4] if own else [0] * 4)
     fitted = [rank for rank, (channels, *_) in enumerate(told) if channels]
@@ -412,18 +394,16 @@ def merged_over_ranks(
     device = own.device if own else torch.device("cpu")
     merged: Moments | None = None
     for rank in fitted:
-        sent = own.tensors if own and rank == ranks.rank else None
-        received = {
-            name: ranks.from_rank(
-                rank,
-                sent[name] if sent else torch.empty(shape, dtype=torch.float64, device=device),
-            )
+        sums = {
+            name: torch.empty(shape, dtype=torch.float64, device=device)
             for name, shape in kind.shapes(patch, joint, channels).items()
         }
-        theirs = kind(patch, joint, received)
+        if own and rank == ranks.rank:
+            sums = own.tensors
+        sums = {name: ranks.from_rank(rank, sums[name]) for name in sorted(sums)}
         if merged is None:
-            merged = theirs
+            merged = kind(patch, joint, sums)
         else:
-            merged.merge(theirs)
+            merged.merge(kind(patch, joint, sums))
     assert merged is not None  # some rank was fitted
     return merged

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,20 +18,9 @@ from captum_pda.errors import CovarianceError, NotFittedError, warn_user
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.priors.empty_context import blurred, pasted
-from captum_pda.priors.moments import (
-    FullMoments,
-    Moments,
-    StationaryMoments,
-    merged_over_ranks,
-)
+from captum_pda.priors.moments import FullMoments, Moments, StationaryMoments, merged_over_ranks
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.regions.protocol import (
-    Integers,
-    PlacedWindows,
-    Windows,
-    block_pixels,
-    row_major_steps,
-)
+from captum_pda.regions.protocol import Integers, PlacedWindows, Windows, row_major_steps
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,8 +39,6 @@ MOST_TENFOLDS = 5
 #: Which pixels of a box belong to a region, (*box).
 Shape = npt.NDArray[np.bool_]
 
-#: Threads may share a prior. One lock for all priors, since a prior can be copied and a lock can't.
-_lock = threading.Lock()
 KIND = "GaussianPatchPrior"
 COVARIANCES: dict[str, type[Moments]] = {"stationary": StationaryMoments, "full": FullMoments}
 CHANNELS = ("joint", "independent")
@@ -119,9 +103,12 @@ class GaussianPatchPrior:
         self.regularization = float(regularization)
         self.clip_samples = clip_samples
         self.margin = None if margin is None else check_count("margin", margin)
-        self._moments: Moments | None = None
-        #: Holds matrices of the fit, and is made anew for another one.
-        self._conditioning: PatchConditioning | None = None
+        self._use(None)
+
+    def _use(self, moments: Moments | None) -> None:
+        """Take a fit, and forget the matrices of the last one."""
+        self._moments = moments
+        self._kept: dict[object, tuple[Tensor, ...]] = {}
 
     # Fitting
 
@@ -147,7 +134,7 @@ class GaussianPatchPrior:
                 fresh._add(batch)
         if ranks.count > 1:
             fresh.merge_across(process_group)
-        self._moments, self._conditioning = fresh._moments, None
+        self._use(fresh._moments)
         return self
 
     def partial_fit(self, images: Tensor) -> Self:
@@ -174,22 +161,17 @@ class GaussianPatchPrior:
                     f"{given!r} there"
                 )
         if mine is None:
-            self._moments = theirs.to(theirs.device)
+            mine = theirs.to(theirs.device)
         else:
             mine.merge(theirs.to(mine.device))
-        self._conditioning = None
+        self._use(mine)
         return self
 
     def merge_across(self, process_group: ProcessGroup | None) -> Self:
         """Add what the other ranks of a process group were fitted to; all ranks call it, and a rank
         may have seen nothing. Every rank then has the same fit."""
-        self._moments = merged_over_ranks(
-            COVARIANCES[self.covariance],
-            self.channels == "joint",
-            self._moments,
-            Ranks(process_group),
-        )
-        self._conditioning = None
+        kind, joint = COVARIANCES[self.covariance], self.channels == "joint"
+        self._use(merged_over_ranks(kind, joint, self._moments, Ranks(process_group)))
         return self
 
     def _add(self, batch: Tensor) -> None:
@@ -203,7 +185,7 @@ class GaussianPatchPrior:
             self._check_channels(images.shape[1])
             images = images.to(moments.device)
         moments.update(images)
-        self._moments, self._conditioning = moments, None
+        self._use(moments)
 
     @property
     def device(self) -> torch.device:
@@ -248,7 +230,7 @@ class GaussianPatchPrior:
         Of a region of another shape than its box, the other pixels of the box belong to its ring,
         and are as they are in the example.
         """
-        return self._conditioning_for(example, regions).fill(example, regions)[0]
+        return self._filled(example, regions)[0]
 
     def sample(
         self,
@@ -258,28 +240,156 @@ class GaussianPatchPrior:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draws of each region given the ring around it, (S, W, C, *window)."""
-        conditioning = self._conditioning_for(example, regions)
+        self._fitted()
         n_samples = check_count("n_samples", n_samples)
-        samples = conditioning.fill(example, regions, n_samples, generator)
+        samples = self._filled(example, regions, n_samples, generator)
         if self.clip_samples:
             low, high = device_sync.moved_like(self._fitted().tensors["range"], example)
             shape = (-1, *(1 for _ in regions.window))
             samples = samples.clamp(low.reshape(shape), high.reshape(shape))
         return samples
 
-    def _conditioning_for(self, example: Tensor, regions: Windows) -> PatchConditioning:
-        moments = self._fitted()
-        self._check_channels(len(example))
+    def _filled(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draws (S, W, C, *window), or without ``n_samples`` the conditional mean as the only one.
+        Pixels of a box that are not hidden stay as they are."""
+        moments, channels = self._fitted(), len(example)
+        self._check_channels(channels)
         if len(regions.window) != len(moments.patch):
             raise ValueError(
                 f"this prior was fitted on {len(moments.patch)} spatial dimensions; the example "
                 f"has {len(regions.window)}"
             )
-        conditioning = self._conditioning
-        if conditioning is None:
-            conditioning = PatchConditioning(moments, self.regularization, self.margin)
-            self._conditioning = conditioning
-        return conditioning
+        # Autocast is for the model: fills are computed in the precision of the inputs.
+        with torch.autocast(example.device.type, enabled=False):
+            dtype = torch.promote_types(example.dtype, torch.float32)
+            # Pixels first, channels last: the values of a place stand together, as in the moments.
+            pixels = example.detach().flatten(1).T.to(dtype)
+            fills = pixels[regions.pixels(pixels.device)].unsqueeze(0)
+            if n_samples is not None:
+                # Each region's noise stands where its fill will, so that the draws of a region do
+                # not depend on which regions it shares matrices with.
+                shape = (n_samples, *fills.shape[1:])
+                noise = torch.empty(shape, dtype=dtype, device=pixels.device)
+                noise.normal_(generator=generator)
+                if regions.hidden is not None:
+                    hidden = regions.hidden.to(pixels.device).flatten(1).unsqueeze(-1)
+                    noise = torch.where(hidden, noise, fills)
+                fills = noise
+            joint = moments.joint
+
+            def grouped(values: Tensor) -> Tensor:
+                # From (..., n, pixels, C) to values that vary together, (..., groups, n, values).
+                return values.flatten(-2).unsqueeze(-3) if joint else values.movedim(-1, -3)
+
+            for ring, region, *numbers in self._regions_alike(regions, fills.shape[0] * channels):
+                ring_mean, mean, operator, factor = self._conditional(
+                    ring, region, n_samples is not None, pixels
+                )
+                members, around, inside = (torch.from_numpy(n).to(pixels.device) for n in numbers)
+                where = (slice(None), members, inside)
+                found = mean + (grouped(pixels[around]) - ring_mean) @ operator
+                if n_samples is not None:
+                    found = found + grouped(fills[where]) @ factor.mT
+                found = found.squeeze(-3) if joint else found.movedim(-3, -1)
+                fills[where] = found.reshape(len(fills), *inside.shape, channels)
+        by_channel = fills.transpose(2, 3).reshape(*fills.shape[:2], channels, *regions.window)
+        return by_channel.to(example.dtype)
+
+    def _conditional(
+        self, ring: Integers, region: Integers, drawing: bool, like: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The means of ring and region, (S_wr S_rr^-1)^T, and a factor of the conditional
+        covariance if it is needed; kept from the last time, or made now."""
+        key = (ring.tobytes(), region.tobytes(), drawing, like.dtype, like.device)
+        found = self._kept.get(key)
+        if found is not None:
+            return found
+        moments = self._fitted()
+        loading = moments.loading(self.regularization)
+        cross = moments.covariance(ring, region)
+        operator = torch.cholesky_solve(
+            cross, loaded_factor(moments.covariance(ring, ring), loading)
+        )
+        factor = operator[:, :0]
+        if drawing:
+            covariance = moments.covariance(region, region) - cross.mT @ operator
+            factor = loaded_factor((covariance + covariance.mT) / 2, loading)
+        means = (moments.mean(places).unsqueeze(1) for places in (ring, region))
+        found = tuple(device_sync.moved_like(each, like) for each in (*means, operator, factor))
+        kept = sum(tensor.numel() for each in list(self._kept.values()) for tensor in each)
+        if kept + operator.numel() + factor.numel() > KEPT_VALUES:
+            self._kept = {}
+        self._kept[key] = found
+        return found
+
+    def _regions_alike(
+        self, regions: Windows, values_per_pixel: int
+    ) -> Iterator[tuple[Integers, ...]]:
+        """Some regions of one shape at one place of their outer patches: they share matrices.
+
+        Yields the places of their rings and of themselves in the fitted patch, (n, dims); their
+        numbers, (W, 1); the numbers of the rings' pixels in the example, (W, n); and those of their
+        own pixels in their boxes, (W, n).
+        """
+        moments, space = self._fitted(), regions.space
+        image_steps, box_steps = row_major_steps(space), row_major_steps(regions.window)
+        for shape, numbers, starts in regions_by_shape(regions):
+            patch = self._patch_around(shape, space)
+            corners = regions.corner_array[numbers] + starts
+            # Outer patches are centred on their regions, then moved inside the input.
+            centred = corners - np.maximum(np.subtract(patch, shape.shape), 0) // 2
+            patches = np.clip(centred, 0, np.subtract(space, patch))
+            offsets = corners - patches
+            # One number for each place, since rows of integers take far longer to compare.
+            places = offsets @ row_major_steps(patch)
+            # A patch that is smaller than the fitted one is its middle.
+            middle = np.subtract(moments.patch, patch) // 2
+            within = np.argwhere(shape) @ box_steps
+            at_once = max(1, GATHERED_VALUES // (values_per_pixel * int(np.prod(patch))))
+            for place in np.unique(places):
+                alike = np.flatnonzero(places == place)
+                offset = offsets[alike[0]]
+                hides = np.zeros(patch, dtype=np.bool_)
+                hides[tuple(map(slice, offset, offset + shape.shape))] = shape
+                ring, region = np.argwhere(~hides), np.argwhere(hides)
+                for first in range(0, len(alike), at_once):
+                    some = alike[first : first + at_once]
+                    around = (patches[some] @ image_steps)[:, None] + ring @ image_steps
+                    inside = (starts[some] @ box_steps)[:, None] + within
+                    yield ring + middle, region + middle, numbers[some, None], around, inside
+
+    def _patch_around(self, shape: Shape, space: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of outer patches around regions of this shape."""
+        window, moments = shape.shape, self._fitted()
+        fitted = moments.patch
+        for width, size, extent in zip(window, fitted, space, strict=True):
+            # A window may cover an axis, if the patch does too.
+            if width > size or width == size < extent:
+                raise ValueError(
+                    f"a region of {window} leaves nothing to condition on in an outer patch of "
+                    f"{fitted}; use a smaller window, or fit with a patch_size beyond "
+                    f"{max(window)}"
+                )
+        patch = np.minimum(fitted, space)
+        if self.margin is not None:
+            patch = np.minimum(patch, np.add(window, 2 * self.margin))
+        inside = int(shape.sum()) * moments.values_per_pixel
+        around = int(patch.prod()) * moments.values_per_pixel - inside
+        if max(inside, around) > MOST_VALUES:
+            raise ValueError(
+                f"a region of {window} has {inside:,} values, with {around:,} around it in its "
+                f"outer patch of {tuple(patch.tolist())}, and GaussianPatchPrior takes up to "
+                f"{MOST_VALUES:,} of either. Use GaussianFieldPrior, which fills regions of any "
+                "size; or smaller regions, a smaller patch_size or margin, or "
+                "channels='independent'"
+            )
+        return tuple(patch.tolist())
 
     # The empty context
 
@@ -297,12 +407,11 @@ class GaussianPatchPrior:
 
     def __getstate__(self) -> dict[str, object]:
         # Copies make their own matrices, which can be far larger than the fit.
-        return {**self.__dict__, "_conditioning": None}
+        return {**self.__dict__, "_kept": {}}
 
     def to(self, device: torch.device | str) -> Self:
         """Move the fit to another device, or to the CPU for one without double precision."""
-        self._moments = self._fitted().to(device_sync.double_device(device))
-        self._conditioning = None
+        self._use(self._fitted().to(device_sync.double_device(device)))
         return self
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -359,238 +468,21 @@ class GaussianPatchPrior:
         )
 
 
-class Conditional:
-    """The distribution of a region w given the ring r around it, as matrices.
-
-    With S the covariance, its diagonal raised by ``loading``:
-
-        mean        = m_w + S_wr S_rr^-1 (x_r - m_r)
-        covariance  = S_ww - S_wr S_rr^-1 S_rw
-
-    Args:
-        moments: where mean m and covariance S come from.
-        ring: the ring's places in the fitted patch, (r, dims).
-        region: the region's places in it, (w, dims).
-        loading: by how much diagonals are raised, (groups,).
-        drawing: whether samples will be asked for.
-        like: has the dtype and the device of the examples.
-    """
-
-    def __init__(
-        self,
-        moments: Moments,
-        ring: Integers,
-        region: Integers,
-        loading: Tensor,
-        drawing: bool,
-        like: Tensor,
-    ) -> None:
-        cross = moments.covariance(ring, region)
-        ring_factor = loaded_factor(moments.covariance(ring, ring), loading)
-        operator = torch.cholesky_solve(cross, ring_factor)
-        self._ring_mean = device_sync.moved_like(moments.mean(ring), like).unsqueeze(1)
-        self._region_mean = device_sync.moved_like(moments.mean(region), like).unsqueeze(1)
-        #: (S_wr S_rr^-1)^T, (groups, ring values, region values).
-        self._operator = device_sync.moved_like(operator, like)
-        self._sample_factor: Tensor | None = None
-        if drawing:
-            covariance = moments.covariance(region, region) - cross.mT @ operator
-            factor = loaded_factor((covariance + covariance.mT) / 2, loading)
-            self._sample_factor = device_sync.moved_like(factor, like)
-
-    @property
-    def size(self) -> int:
-        """How many values are kept."""
-        factor = self._sample_factor
-        return self._operator.numel() + (0 if factor is None else factor.numel())
-
-    def mean(self, rings: Tensor) -> Tensor:
-        """The means (groups, n, region values) given rings (groups, n, ring values)."""
-        return self._region_mean + (rings - self._ring_mean) @ self._operator
-
-    def deviation(self, noise: Tensor) -> Tensor:
-        """White noise (S, groups, n, region values) as draws about the mean."""
-        assert self._sample_factor is not None  # made for drawing
-        return noise @ self._sample_factor.mT
-
-
-class PatchConditioning:
-    """Fills regions of examples, each given the rest of its outer patch.
-
-    Regions of one shape at one place of their outer patch share one ``Conditional``, so there are
-    few factorisations however many windows there are.
-
-    Args:
-        moments: of the fitted outer patch.
-        regularization: the share of the mean variance by which diagonals are raised.
-        margin: how far beyond a region its patch reaches; None is as far as the fitted patch does.
-    """
-
-    def __init__(self, moments: Moments, regularization: float, margin: int | None) -> None:
-        self._moments = moments
-        self._margin = margin
-        loading = torch.maximum(regularization * moments.variance(), moments.rounding())
-        self._loading = loading.clamp_min(1e-30)
-        self._kept: OrderedDict[object, Conditional] = OrderedDict()
-
-    def fill(
-        self,
-        example: Tensor,
-        regions: Windows,
-        n_samples: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Draws (S, W, C, *window) of regions of an example (C, *space); without ``n_samples`` the
-        conditional mean as the only one. Pixels of a box that are not hidden stay as they are."""
-        # Autocast is for the model: fills are computed in the precision of the inputs.
-        with torch.autocast(example.device.type, enabled=False):
-            dtype = torch.promote_types(example.dtype, torch.float32)
-            # Pixels first, channels last: the values of a place stand together, as in the moments.
-            pixels = example.detach().flatten(1).T.to(dtype)
-            fills = pixels[regions.pixels(pixels.device)].unsqueeze(0)
-            if n_samples is not None:
-                # Each region's noise stands where its fill will, so that the draws of a region do
-                # not depend on which regions it shares matrices with.
-                noise = torch.randn(
-                    (n_samples, *fills.shape[1:]),
-                    generator=generator,
-                    dtype=dtype,
-                    device=pixels.device,
-                )
-                if regions.hidden is None:
-                    fills = noise
-                else:
-                    hidden = regions.hidden.to(pixels.device).flatten(1).unsqueeze(-1)
-                    fills = torch.where(hidden, noise, fills)
-            for shape, members, starts in regions_by_shape(regions):
-                self._fill_alike(fills, pixels, regions, shape, members, starts, n_samples)
-        by_channel = fills.transpose(2, 3).reshape(*fills.shape[:2], -1, *regions.window)
-        return by_channel.to(example.dtype)
-
-    def _fill_alike(
-        self,
-        fills: Tensor,
-        pixels: Tensor,
-        regions: Windows,
-        shape: Shape,
-        members: Integers,
-        starts: Integers,
-        n_samples: int | None,
-    ) -> None:
-        """Write the fills (S, W, box pixels, C) of regions of one shape.
-
-        Args:
-            fills: holds the noise that samples are made of.
-            pixels: the example's, (P, C).
-            regions: all regions.
-            shape: that of some of them.
-            members: the numbers of those, (n,).
-            starts: where their shape starts in their boxes, (n, dims).
-            n_samples: None for the conditional mean.
-        """
-        patch = self._patch_around(shape, regions.space)
-        corners = regions.corner_array[members] + starts
-        patches = patch_corners(corners, shape.shape, patch, regions.space)
-        offsets = corners - patches
-        # One number for each place, since rows of integers take far longer to compare.
-        numbers = offsets @ row_major_steps(patch)
-        within = np.argwhere(shape) @ row_major_steps(regions.window)
-        boxed = starts @ row_major_steps(regions.window)
-        per_region = pixels.shape[1] * max(math.prod(patch), len(fills) * len(within))
-        at_once = max(1, GATHERED_VALUES // per_region)
-        for number in np.unique(numbers):
-            alike = np.flatnonzero(numbers == number)
-            offset = tuple(offsets[alike[0]].tolist())
-            ring, region = ring_and_region(patch, offset, shape)
-            # A patch that is smaller than the fitted one is its middle.
-            middle = np.subtract(self._moments.patch, patch) // 2
-            conditional = self._conditional(
-                ring + middle, region + middle, n_samples is not None, pixels
-            )
-            around = torch.from_numpy(ring @ row_major_steps(patch)).to(pixels.device)
-            for first in range(0, len(alike), at_once):
-                some = alike[first : first + at_once]
-                placed = block_pixels(patches[some], patch, regions.space, pixels.device)
-                rings = pixels[placed[:, around]]
-                rows = torch.from_numpy(members[some]).to(pixels.device)
-                where: tuple[slice | Tensor, ...] = (slice(None), rows)
-                if len(within) < fills.shape[2]:
-                    columns = torch.from_numpy(boxed[some][:, None] + within).to(pixels.device)
-                    where = (slice(None), rows[:, None], columns)
-                values = conditional.mean(self._grouped(rings)).unsqueeze(0)
-                if n_samples is not None:
-                    values = values + conditional.deviation(self._grouped(fills[where]))
-                fills[where] = self._ungrouped(values, pixels.shape[1])
-
-    def _grouped(self, values: Tensor) -> Tensor:
-        """From (..., n, pixels, C) to the values that vary together, (..., groups, n, values)."""
-        return values.flatten(-2).unsqueeze(-3) if self._moments.joint else values.movedim(-1, -3)
-
-    def _ungrouped(self, values: Tensor, channels: int) -> Tensor:
-        """From (..., groups, n, values) back to (..., n, pixels, C)."""
-        if self._moments.joint:
-            values = values.squeeze(-3)
-            return values.reshape(*values.shape[:-1], -1, channels)
-        return values.movedim(-3, -1)
-
-    def _patch_around(self, shape: Shape, space: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of outer patches around regions of this shape."""
-        window, fitted = shape.shape, self._moments.patch
-        for width, size, extent in zip(window, fitted, space, strict=True):
-            # A window may cover an axis, if the patch does too.
-            if width > size or width == size < extent:
-                raise ValueError(
-                    f"a region of {window} leaves nothing to condition on in an outer patch of "
-                    f"{fitted}; use a smaller window, or fit with a patch_size beyond "
-                    f"{max(window)}"
-                )
-        patch = np.minimum(fitted, space)
-        if self._margin is not None:
-            patch = np.minimum(patch, np.add(window, 2 * self._margin))
-        inside = int(shape.sum()) * self._moments.values_per_pixel
-        around = int(patch.prod()) * self._moments.values_per_pixel - inside
-        if max(inside, around) > MOST_VALUES:
-            raise ValueError(
-                f"a region of {window} has {inside:,} values, with {around:,} around it in its "
-                f"outer patch of {tuple(patch.tolist())}, and GaussianPatchPrior takes up to "
-                f"{MOST_VALUES:,} of either. Use GaussianFieldPrior, which fills regions of any "
-                "size; or smaller regions, a smaller patch_size or margin, or "
-                "channels='independent'"
-            )
-        return tuple(patch.tolist())
-
-    def _conditional(
-        self, ring: Integers, region: Integers, drawing: bool, like: Tensor
-    ) -> Conditional:
-        """The distribution of a region given a ring, kept from the last time or made now."""
-        key = (ring.tobytes(), region.tobytes(), drawing, like.dtype, like.device)
-        with _lock:
-            found = self._kept.get(key)
-        if found is None:
-            found = Conditional(self._moments, ring, region, self._loading, drawing, like)
-        with _lock:
-            self._kept[key] = found
-            self._kept.move_to_end(key)
-            kept = sum(conditional.size for conditional in self._kept.values())
-            while kept > KEPT_VALUES and len(self._kept) > 1:
-                kept -= self._kept.popitem(last=False)[1].size
-        return found
-
-
 def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
     """The Cholesky factor of covariances (groups, n, n), with their diagonals raised by ``loading``
     (groups,), and further, with a warning, where they have none."""
-    for tenfold in range(MOST_TENFOLDS + 1):
-        loaded = covariance.clone()
-        loaded.diagonal(dim1=1, dim2=2).add_(loading[:, None] * 10**tenfold)
+    for factor_of_ten in range(MOST_TENFOLDS + 1):
+        raised = loading * 10**factor_of_ten
         factor: Tensor
-        factor, failed = torch.linalg.cholesky_ex(loaded)
+        factor, failed = torch.linalg.cholesky_ex(
+            covariance + torch.diag_embed(raised[:, None].expand(covariance.shape[:2]))
+        )
         if not device_sync.is_true(failed.any()):
             return factor
-        if tenfold < MOST_TENFOLDS:
+        if factor_of_ten < MOST_TENFOLDS:
             warn_user(
                 "a patch covariance is not positive definite; raising its diagonal loading "
-                f"{10 ** (tenfold + 1)}-fold. More images, or a larger regularization, "
+                f"{10 ** (factor_of_ten + 1)}-fold. More images, or a larger regularization, "
                 "condition it better."
             )
     raise CovarianceError(
@@ -621,21 +513,3 @@ def regions_by_shape(regions: Windows) -> Iterator[tuple[Shape, Integers, Intege
             lows.append(low)
     for shape, numbers, lows in found.values():
         yield shape, np.array(numbers), np.stack(lows)
-
-
-def patch_corners(
-    corners: Integers, window: tuple[int, ...], patch: tuple[int, ...], space: tuple[int, ...]
-) -> Integers:
-    """Where outer patches start: centred on their windows, then moved inside the input."""
-    margin = np.maximum(np.subtract(patch, window), 0) // 2
-    moved: Integers = np.clip(corners - margin, 0, np.subtract(space, patch))
-    return moved
-
-
-def ring_and_region(
-    patch: tuple[int, ...], offset: tuple[int, ...], shape: Shape
-) -> tuple[Integers, Integers]:
-    """The places of a patch outside a region at ``offset``, and inside it, in row-major order."""
-    inside = np.zeros(patch, dtype=np.bool_)
-    inside[tuple(map(slice, offset, np.add(offset, shape.shape)))] = shape
-    return np.argwhere(~inside), np.argwhere(inside)

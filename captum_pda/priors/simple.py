@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
@@ -15,10 +16,34 @@ from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext, pasted
 from captum_pda.priors.field import prior_for, prior_settings
 from captum_pda.priors.protocol import Images, PatchPrior, batches_of
-from captum_pda.regions.protocol import PlacedWindows, Windows, drawing_numbers
+from captum_pda.regions.protocol import (
+    PlacedWindows,
+    Windows,
+    box_values,
+    drawing_numbers,
+    inside_regions,
+)
 
 
-class ConstantPrior:
+class _MeanOnly:
+    """A prior whose draws are all its conditional mean."""
+
+    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
+        raise NotImplementedError
+
+    def sample(
+        self,
+        example: Tensor,
+        regions: Windows,
+        n_samples: int,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The conditional mean, as often as asked, (S, W, C, *window)."""
+        mean = self.conditional_mean(example, regions)
+        return mean.expand(n_samples, *mean.shape)
+
+
+class ConstantPrior(_MeanOnly):
     """Fills every window with a constant, as `captum.attr.Occlusion
     <https://captum.ai/api/occlusion.html>`_ does with its baseline.
 
@@ -37,12 +62,10 @@ class ConstantPrior:
         self.value = value
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        baseline = self._baseline(example)
-        fills = baseline.flatten(1)[:, regions.pixels(example.device)].movedim(0, 1)
-        return fills.reshape(-1, len(example), *regions.window)
+        return box_values(self.nothing_seen(example), regions)
 
-    def _baseline(self, example: Tensor) -> Tensor:
-        """The constant at every pixel, (C, *space)."""
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The constant everywhere, (C, *space)."""
         channels, *space = example.shape
         value = torch.as_tensor(self.value, dtype=example.dtype, device=example.device)
         if value.dim() == 1:
@@ -56,23 +79,9 @@ class ConstantPrior:
                 f"{(channels, *space)}"
             ) from None
 
-    def sample(
-        self,
-        example: Tensor,
-        regions: Windows,
-        n_samples: int,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        mean = self.conditional_mean(example, regions)
-        return mean.expand(n_samples, *mean.shape)
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The constant everywhere, (C, *space)."""
-        return self._baseline(example)
-
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
         """Each region in the constant, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self._baseline(example), windows)
+        return pasted(example, self.nothing_seen(example), windows)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""
@@ -103,7 +112,6 @@ class MarginalPrior:
 
     def __init__(self) -> None:
         self._images: Tensor | None = None
-        self._mean: Tensor | None = None
 
     def fit(self, data: Images, show_progress: bool = False) -> Self:
         """Take the images of a tensor, an iterable of batches, or a DataLoader."""
@@ -114,24 +122,17 @@ class MarginalPrior:
                 "MarginalPrior compares the same place in every image, so all need one shape; got "
                 f"{sorted(shapes)}"
             )
-        images = torch.cat(batches)
-        # Pixels first, channels last, so that a window's pixel is one run of memory.
-        self._images = images.flatten(2).transpose(1, 2).contiguous()
-        exact = self._images.to(device_sync.double_device(images.device))
-        self._mean = exact.mean(dim=0, dtype=torch.float64)
-        self._shape = tuple(images.shape[1:])
+        self._images = torch.cat(batches)
+        self._mean = device_sync.in_double(self._images).mean(dim=0)
         return self
 
     def to(self, device: torch.device | str) -> Self:
         """Move the fitted images."""
-        images, mean = self._fitted()
-        self._images, self._mean = images.to(device), mean
+        self._images = self._fitted().to(device)
         return self
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        _, mean = self._fitted(example)
-        at_pixels = device_sync.moved_like(mean, example)[regions.pixels(example.device)]
-        return at_pixels.transpose(1, 2).reshape(-1, len(example), *regions.window)
+        return box_values(self.nothing_seen(example), regions)
 
     def sample(
         self,
@@ -140,16 +141,16 @@ class MarginalPrior:
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        images, _ = self._fitted(example)
+        images = self._fitted(example).flatten(2)
         shape = (n_samples, len(regions), 1)
         chosen = torch.randint(len(images), shape, generator=generator, device=example.device)
-        fills = images[chosen, regions.pixels(example.device)].transpose(-1, -2)
+        fills = images.transpose(1, 2)[chosen, regions.pixels(example.device)].transpose(-1, -2)
         return fills.reshape(*fills.shape[:-1], *regions.window).to(example.dtype)
 
     def nothing_seen(self, example: Tensor) -> Tensor:
         """The mean of the fitted images, (C, *space)."""
-        _, mean = self._fitted(example)
-        return device_sync.moved_like(mean, example).T.reshape(example.shape)
+        self._fitted(example)
+        return device_sync.moved_like(self._mean, example)
 
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
         """Each region in the mean image, with soft edges: boxes, and contents (W, C, *box)."""
@@ -157,35 +158,37 @@ class MarginalPrior:
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""
-        images, _ = self._fitted()
+        images = self._fitted()
         return {
             "kind": "MarginalPrior",
             "version": self.version,
             "images": len(images),
-            "shape": list(self._shape),
+            "shape": list(images.shape[1:]),
             "fit_sha256": fingerprint(images),
         }
 
-    def _fitted(self, example: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        images, mean = self._images, self._mean
-        if images is None or mean is None:
+    def _fitted(self, example: Tensor | None = None) -> Tensor:
+        """The fitted images (N, C, *space), on the device of an example."""
+        images = self._images
+        if images is None:
             raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
-        if example is not None and tuple(example.shape) != self._shape:
+        if example is None:
+            return images
+        if example.shape != images.shape[1:]:
             raise ValueError(
-                f"this MarginalPrior was fitted on images of shape {self._shape}; the example has "
-                f"shape {tuple(example.shape)}"
+                f"this MarginalPrior was fitted on images of shape {tuple(images.shape[1:])}; the "
+                f"example has shape {tuple(example.shape)}"
             )
-        if example is not None and images.device != example.device:
-            # Moved once, not with every chunk of windows.
-            images = self._images = images.to(example.device)
-        return images, mean
+        # Moved once, not with every chunk of windows.
+        self._images = images = images.to(example.device)
+        return images
 
     def __repr__(self) -> str:
         fitted = "not fitted" if self._images is None else f"{len(self._images)} images"
         return f"MarginalPrior({fitted})"
 
 
-class MapMeanPrior:
+class MapMeanPrior(_MeanOnly):
     """Fills a region with the mean of each channel over all places outside of it.
 
     LayerPDA's default: for a feature map of a thousand channels on 7 x 7 places a covariance is
@@ -201,33 +204,19 @@ class MapMeanPrior:
     version = 1
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        values = example.flatten(1)
-        pixels = regions.pixels(example.device)
-        inside = values[:, pixels].transpose(0, 1)
-        hidden = regions.hidden
-        if hidden is None:
-            count = torch.full((len(pixels), 1), pixels.shape[1], device=example.device)
-        else:
-            is_hidden = hidden.flatten(1).to(example.device)
-            inside = inside.where(is_hidden.unsqueeze(1), 0)
-            count = is_hidden.sum(dim=1, keepdim=True)
         # Sums of half precision would be beyond it.
         dtype = torch.promote_types(example.dtype, torch.float32)
-        rest = values.shape[1] - count
-        total = values.sum(dim=1, dtype=dtype)
-        outside = (total - inside.sum(dim=2, dtype=dtype)) / rest.clamp_min(1)
-        means = torch.where(rest > 0, outside, total / values.shape[1]).to(example.dtype)
-        return self._spread(means, regions.window)
-
-    def sample(
-        self,
-        example: Tensor,
-        regions: Windows,
-        n_samples: int,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        mean = self.conditional_mean(example, regions)
-        return mean.expand(n_samples, *mean.shape)
+        inside = box_values(example.to(dtype), regions)
+        inside = inside_regions(regions, inside, torch.zeros_like(inside)).flatten(2).sum(-1)
+        count = torch.full((len(regions), 1), math.prod(regions.window), device=example.device)
+        if regions.hidden is not None:
+            count = regions.hidden.to(example.device).flatten(1).sum(1, keepdim=True)
+        n_pixels = math.prod(regions.space)
+        total, rest = example.flatten(1).sum(1, dtype=dtype), n_pixels - count
+        outside = (total - inside) / rest.clamp_min(1)
+        means = torch.where(rest > 0, outside, total / n_pixels).to(example.dtype)
+        wide = means.reshape(*means.shape, *(1 for _ in regions.window))
+        return wide.expand(*means.shape, *regions.window)
 
     def nothing_seen(self, example: Tensor) -> Tensor:
         """The mean over all places, everywhere, (C, *space)."""
@@ -236,20 +225,8 @@ class MapMeanPrior:
 
     def seen_alone(self, example: Tensor, regions: Windows) -> tuple[Windows, Tensor]:
         """Regions as they are, in a map of which nothing else is seen, (W, C, *window)."""
-        pixels = regions.pixels(example.device)
-        content = example.flatten(1)[:, pixels].transpose(0, 1)
-        content = content.reshape(len(pixels), len(example), *regions.window)
-        if regions.hidden is not None:
-            seen = regions.hidden.to(example.device).unsqueeze(1)
-            mean = self.nothing_seen(example).flatten(1)[:, 0]
-            content = content.where(seen, self._spread(mean.unsqueeze(0), regions.window))
-        return regions, content
-
-    @staticmethod
-    def _spread(means: Tensor, window: tuple[int, ...]) -> Tensor:
-        """Means (W, C) at every place of windows, (W, C, *window)."""
-        wide = means.reshape(*means.shape, *(1 for _ in window))
-        return wide.expand(*means.shape, *window)
+        nothing = box_values(self.nothing_seen(example), regions)
+        return regions, inside_regions(regions, box_values(example, regions), nothing)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""

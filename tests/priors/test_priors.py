@@ -188,15 +188,6 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def test_matrices_are_kept_within_bounds(images, monkeypatch):
-    monkeypatch.setattr(patches, "KEPT_VALUES", 5000)
-    prior = GaussianPatchPrior(5).fit(images)
-    fill(prior, images)
-    samples_of(prior, images, GRID, 2)
-    kept = [matrices.size for matrices in prior._conditioning._kept.values()]
-    assert 0 < sum(kept) <= 5000
-
-
 def test_a_covariance_that_is_not_positive_gets_more_loading_then_an_error():
     """Variances of 1 and a correlation beyond 1: the lowest eigenvalue is -excess."""
 
