@@ -377,9 +377,10 @@ class WindowEvidence:
         Returns:
             The page, or the path it was written to.
         """
-        from captum_pda.report import evidence_html
+        from captum_pda.report import write_report
 
-        return evidence_html(self, path, target, example=example, **options)
+        targets = () if target is None else (target,)
+        return write_report(self, path, targets=targets, example=example, **options)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
