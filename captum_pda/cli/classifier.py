@@ -36,17 +36,11 @@ BLANK = Image.new("RGB", (256, 256))
 class Preprocessing:
     """From an image to a model's input.
 
-    Args:
-        transform: the model's own. It gets a Pillow image of 8 bits, RGB or for a model of one
-            channel L. With ``takes_values`` it also gets images of other values, unchanged, as a
-            Pillow image of mode F or a volume as an array; and the affine, if it has an argument
-            of that name. It returns a tensor (C, *space), or one with its affine.
-        takes_values: whether the transform was written for this model's images. Those of
-            libraries are made for photos of 8 bits.
-        channels: of the model's input.
-
-    ``mean`` and ``std`` are those of the transform's last step that has both; they undo it for
-    display.
+    A transform gets a Pillow image of 8 bits, RGB or for a model of one channel L. With
+    ``takes_values``, if it was written for this model's images, it also gets images of other
+    values, unchanged, as a Pillow image of mode F or a volume as an array; and the affine, if it
+    has an argument of that name. It returns a tensor (C, *space), or one with its affine.
+    ``mean`` and ``std`` are those of its last step that has both, and undo it for display.
     """
 
     def __init__(
@@ -123,24 +117,14 @@ def _trim(photo: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model by name; ``loaded`` makes it ready to explain.
-
-    Args:
-        name: what it was chosen by.
-        preprocessing: from a photo to its input.
-        load: returns the model.
-        weights: where its weights come from.
-        labels: the names of its classes; empty where only the model knows how many there are.
-        output: a key of ``OUTPUT_KINDS``; empty where it is not known.
-        model: in evaluation mode, on its device, once it is loaded.
-    """
+    """A model by name; ``loaded`` makes it ready to explain."""
 
     name: str
     preprocessing: Preprocessing
     load: Callable[[], nn.Module]
-    weights: str
-    labels: tuple[str, ...] = ()
-    output: str = ""
+    weights: str  # where they come from
+    labels: tuple[str, ...] = ()  # empty where only the model knows how many there are
+    output: str = ""  # a key of OUTPUT_KINDS, where it is known
     model: nn.Module = nn.Identity()  # noqa: RUF009 - stands for a model that is not loaded yet
 
     def loaded(

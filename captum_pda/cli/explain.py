@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="IMAGE",
-        help="photos of any kind; or a folder, of which all photos are explained that are not done "
-        "yet, also by several processes under torchrun",
+        help="photos; or folders, of which all photos are explained that are not done yet, also by "
+        "several processes under torchrun",
     )
     asked = parser.add_argument_group("what to explain")
     which = asked.add_mutually_exclusive_group()
@@ -74,26 +73,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
-        "may be given several times. Default: the top class",
+        help="a class by name, part of a name, or number; may be given several times (default: the "
+        "top class)",
     )
     which.add_argument(
         "--classes",
         type=positive,
-        metavar="N",
-        help="the N classes with the highest probability, from one set of forward passes",
+        help="as many of the most probable classes, from one set of forward passes",
     )
     asked.add_argument(
-        "--contrast",
-        nargs=2,
-        metavar="CLASS",
-        help="what speaks for one class rather than another?",
+        "--contrast", nargs=2, metavar="CLASS", help="why the first rather than the second?"
     )
     asked.add_argument(
         "--expected",
         metavar="CLASS",
-        help="the class that you expected: also tells which few regions must go for the model to "
-        "say it, and which are enough for the answer that it gave; up to 200 passes more",
+        help="also tell which few regions must go for the model to say this class, and which are "
+        "enough for the answer that it gave; up to 200 passes more",
     )
     add_method_options(parser)
     add_image_options(parser)
@@ -103,7 +98,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path(),
-        metavar="PATH",
         help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
         "here, as cat.jpg_evidence.png for cat.jpg",
     )
@@ -111,31 +105,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--raw",
         choices=RAW_FORMATS,
         default="npz",
-        help="the format of the maps for programs, next to the picture; nifti: of a scan, with its "
-        "affine, beside npz (default: %(default)s)",
+        help="the format of the maps for programs; nifti: of a scan, beside npz (default: npz)",
     )
     output.add_argument(
         "--html",
         action="store_true",
-        help="also write a page of each photo or volume that answers to pointer and keys (no "
-        "server, no network), and an index.html of a folder",
+        help="also write an interactive page of each photo or volume, and an index of a folder",
     )
     output.add_argument(
         "--no-test",
         dest="test",
         action="store_false",
-        help="leave out the test of each map on its own photo, which takes about 40 passes",
+        help="leave out the test of each map on its own photo (about 40 passes)",
     )
     add_overwrite(output)
     parser.set_defaults(target_option="--target")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Explain all photos; the exit code says whether any failed."""
-    return run_on_ranks(partial(_run, options))
-
-
-def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         check_options(options)
         is_folder = is_launched() or any(path.is_dir() for path in options.images)

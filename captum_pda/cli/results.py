@@ -53,15 +53,7 @@ COLUMNS = ("left", "middle", "right")
 
 
 class PhotoWriter:
-    """Writes the picture, the numbers and the page of each photo.
-
-    Args:
-        plan: where they go.
-        classifier: what explained them.
-        overwrite: whether to replace files that this command did not write.
-        notes: further facts to store with the numbers.
-        tells: whether to print what was found about each photo.
-    """
+    """Writes the picture, the numbers (with ``notes``) and the page of each photo; tells of it."""
 
     def __init__(
         self,
