@@ -14,8 +14,8 @@ from urllib.parse import quote
 from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
 from captum_pda.atlas.class_regions import cut_regions, read_regions, regions_in_file
 from captum_pda.atlas.groups import make_atlas
-from captum_pda.cli.classifier import Classifier, true_class
-from captum_pda.cli.explain import conclude, explain_photos, load_explainer
+from captum_pda.cli.classifier import true_class
+from captum_pda.cli.explain import explain_photos, load_explainer
 from captum_pda.cli.explainer import Explanation, check_options, named_classes
 from captum_pda.cli.folders import Plan, make_plan, write_figure, write_result
 from captum_pda.cli.options import (
@@ -41,14 +41,6 @@ model, and writes each class's groups as a picture and as a page, with a page of
 where it was stopped; several processes share the photos under torchrun."""
 
 
-def bits(given: str) -> float:
-    """A number of at least 0."""
-    number = float(given)
-    if not 0 <= number < float("inf"):
-        raise ValueError
-    return number
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument(
@@ -71,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument(
         "--min-bits",
-        type=bits,
+        type=float,
         default=0.1,
         help="regions that say less are left out (default: 0.1)",
     )
@@ -104,12 +96,12 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
             del place.files["picture"]
         explainer = load_explainer(options, plan)
         classes = classes_of(options, plan, explainer.classifier.labels)
-    writer = AtlasWriter(plan, explainer.classifier, options, classes)
-    summary = explain_photos(options, plan, explainer, writer, ranks)
-    if ranks.rank > 0:
-        return 0
-    write_atlases(options, plan, explainer.classifier.labels, classes)
-    return conclude(options, plan, summary)
+    writer = AtlasWriter(plan, explainer.classifier, options)
+    writer.classes = classes
+    exit_code = explain_photos(options, plan, explainer, writer, ranks)
+    if ranks.rank == 0:
+        write_atlases(options, plan, explainer.classifier.labels, classes)
+    return exit_code
 
 
 def classes_of(
@@ -132,15 +124,7 @@ def classes_of(
 class AtlasWriter(PhotoWriter):
     """Writes the page of each photo, and as its numbers the strongest regions of its classes."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        classifier: Classifier,
-        options: argparse.Namespace,
-        classes: Sequence[Sequence[int]],
-    ) -> None:
-        super().__init__(plan, classifier, options.overwrite)
-        self.classes, self.options = classes, options
+    classes: Sequence[Sequence[int]]  # of each photo
 
     def numbers(
         self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]

@@ -14,8 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda.cli.classifier import Classifier, find_class
-from captum_pda.cli.detectors import Detector
+from captum_pda.cli.classifier import Classifier, Detector, find_class
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
 from captum_pda.engines import ENGINES
@@ -56,15 +55,8 @@ EXPLAINED_BOXES = 3
 LISTED_REGIONS = 3
 #: Options that results do not depend on, or that their settings tell in another way.
 NO_SETTINGS = {"images", "output", "overwrite", "raw", "html", "quiet", "debug", "run", "device"}
-NO_SETTINGS |= {
-    "weights",
-    "labels",
-    "prior",
-    "output_kind",
-    "target_option",
-    "groups",
-    "min_photos",
-}
+NO_SETTINGS |= {"weights", "labels", "prior", "output_kind", "target", "target_option"}
+NO_SETTINGS |= {"groups", "min_photos"}  # which come after the results
 #: Engines are compared on as many windows along each side of an input of 1, 2 or 3 dimensions.
 TRIED_WINDOWS = {1: 64, 2: 9, 3: 5}
 
@@ -173,6 +165,7 @@ class PhotoExplainer:
             **self._method().settings(),
             **asked,
             "model": self.classifier.name,
+            "targets": options.target,  # "target" is that of a data set
             "listed_regions": LISTED_REGIONS,
             "engine": self.engine if method in WITH_ENGINE else None,
         }

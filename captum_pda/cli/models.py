@@ -26,9 +26,9 @@ from captum_pda.cli.classifier import (
     Classifier,
     Preprocessing,
     default_labels,
+    detector_transform,
     read_labels,
 )
-from captum_pda.cli.detectors import detector_transform
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 DEFAULT_MODEL = "efficientnet_lite0"

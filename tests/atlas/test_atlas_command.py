@@ -65,7 +65,7 @@ def test_what_is_done_is_not_done_again(capsys, photos):
     assert header_of("out/0004_dog.html")["photos"] == 5
     # Other settings are refused, and nothing is lost.
     assert main(["atlas", "photos", *QUICK, "--class", "cat", "--quiet"]) == 2
-    assert 'target was ["dog"] and is now ["cat"]' in capsys.readouterr().err
+    assert 'targets was ["dog"] and is now ["cat"]' in capsys.readouterr().err
 
 
 @pytest.mark.slow
