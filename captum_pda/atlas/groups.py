@@ -50,14 +50,13 @@ class RegionGroup:
     @property
     def mean_bits(self) -> float:
         """The mean over photos of the mean evidence of such regions."""
-        return float(np.mean(self._bits_of_photos))
+        return float(np.mean(self._bits_of_photos()))
 
     @property
     def spread(self) -> float:
         """The standard deviation of that evidence over photos."""
-        return float(np.std(self._bits_of_photos))
+        return float(np.std(self._bits_of_photos()))
 
-    @property
     def _bits_of_photos(self) -> list[float]:
         return [
             float(np.mean([region.bits for region in self.regions if region.photo == photo]))
@@ -76,12 +75,12 @@ class RegionGroup:
 
     def examples(self, n: int) -> list[ClassRegion]:
         """The most typical regions, from as many different photos as possible."""
-        seen: dict[str, int] = {}
-        order = []
-        for place, region in enumerate(self.regions):
-            seen[region.photo] = seen.get(region.photo, 0) + 1
-            order.append((seen[region.photo], place))
-        return [self.regions[place] for _, place in sorted(order)[:n]]
+        seen: Counter[str] = Counter()
+        rounds = []
+        for region in self.regions:
+            seen[region.photo] += 1
+            rounds.append(seen[region.photo])
+        return [self.regions[place] for place in np.argsort(rounds, kind="stable")[:n]]
 
 
 @dataclass(frozen=True, eq=False)

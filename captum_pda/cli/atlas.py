@@ -151,7 +151,7 @@ class AtlasWriter(PhotoWriter):
         ]
         outputs = {}
         if record.outputs is not None:
-            outputs["outputs"] = plain_outputs(record.outputs).numpy()
+            outputs["outputs"] = plain_outputs(record.outputs)
         return regions_in_file(regions, settings, outputs)
 
 

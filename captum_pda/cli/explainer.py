@@ -23,11 +23,10 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
 from captum_pda.fingerprints import fingerprint
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior

@@ -39,7 +39,7 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
-from captum_pda.report.report import report_page
+from captum_pda.report.report import write_report
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
@@ -124,11 +124,12 @@ class PhotoWriter:
         if settings.get("affine") is not None and not is_flat:
             spacing = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0).tolist()
         colours = self.classifier.preprocessing.colours(explanation.image)
-        return report_page(
+        page = write_report(
             {explanation.method.partition(",")[0]: evidence},
-            title,
+            None,
             labels,
             *colours,
+            title=title,
             truth=true_class(photo, labels),
             spacing=spacing,
             targets=[classes[0] for classes in answers],
@@ -136,6 +137,7 @@ class PhotoWriter:
             settings=settings,
             test=explanation.answers[0].test or False,
         )
+        return str(page).encode()
 
 
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:

@@ -217,15 +217,12 @@ class OutputKind(ABC):
         found = find_measure(measure)
         if isinstance(found, WeightOfEvidence):
             return found if self.has_probabilities else self.plain_measure()
-        if found.needs_probabilities and not self.has_probabilities:
+        if found.needs_probabilities != self.has_probabilities:
+            needs, other = ("needs", "logits") if found.needs_probabilities else ("takes no", "raw")
+            has = "is read as" if self.has_probabilities else "has no"
             raise ValueError(
-                f"measure={found.name!r} needs probabilities, and output={self.name!r} has none; "
-                "leave measure out to get the plain difference, or use output='logits'"
-            )
-        if self.has_probabilities and not found.needs_probabilities:
-            raise ValueError(
-                f"measure={found.name!r} compares outputs as they are, and output={self.name!r} is "
-                "read as probabilities; use output='raw', or leave measure out"
+                f"measure={found.name!r} {needs} probabilities, and output={self.name!r} {has} "
+                f"probabilities; leave measure out, or use output={other!r}"
             )
         return found
 
