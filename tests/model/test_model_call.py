@@ -183,13 +183,6 @@ def test_so_are_its_feature_maps_and_gradients(method, n_examples):
 
 
 def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
-    images = make_images(2, 3, 9, 11)
-    with pytest.warns(UserWarning, match="other examples in its batch"):
-        found = explain(lambda x: net(x) / len(x), images)
-    torch.testing.assert_close(found, explain(net, images))
-
-
-def test_that_is_not_blamed_on_an_argument(net):
     images, offset = make_images(3, 3, 9, 11), torch.rand(3, 4).double()
     with pytest.warns(UserWarning, match="other examples in its batch"):
         found = explain(lambda x, y: (net(x) + y) / len(x), images, offset)
@@ -286,15 +279,11 @@ ITSELF = make_images(1, 3, 9, 11).float()
 QUIET = {
     "half precision inside": lambda net: lambda x: net(half(x)),
     "half precision outputs": lambda net: lambda x: net(x).half(),
-    "bfloat16 outputs": lambda net: lambda x: net(x).bfloat16(),
-    "double outputs": lambda net: lambda x: net(x).double(),
     "group norm": lambda net: lambda x: net(F.group_norm(x, 3)),
-    "instance norm": lambda net: lambda x: net(F.instance_norm(x)),
     "dict outputs": lambda net: lambda x: {"logits": net(x)},
     "a branch on the values of each": lambda net: (
         lambda x: torch.where(x.mean((1, 2, 3), keepdim=True)[:, 0, 0] > 0, net(x), net(-x))
     ),
-    "an ensemble": lambda net: lambda x: torch.stack([net(x), net(0.5 * x)]).mean(0),
     "no modules": lambda net: lambda x: x.flatten(1)[:, :4],
     "a distance to itself": lambda net: lambda x: -(net(x) - net(ITSELF)).norm(dim=1)[:, None],
     "constant outputs": lambda net: lambda x: x.new_full((len(x), 4), 2.0),
