@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn import functional as F
 
 from captum_pda.datasets.result_folder import SETTINGS, json_text, safetensors_file
 from captum_pda.evidence.evidence import WindowEvidence
@@ -32,6 +33,8 @@ Vector = npt.NDArray[np.float32]
 
 #: The side of a crop, in pixels.
 CROP_SIDE = 96
+#: The name under which a file says what its regions are, apart from their crops and features.
+REGIONS = "regions"
 #: Into how many directions edges are sorted, to describe texture.
 EDGE_DIRECTIONS = 8
 
@@ -68,8 +71,9 @@ class ClassRegion:
             return ""
         middles = zip(self.corner, self.shape, self.space, strict=True)
         row, column = (min(int(3 * (a + b / 2) / size), 2) for a, b, size in middles)
-        ninth = f"{('upper', 'middle', 'lower')[row]} {('left', 'middle', 'right')[column]}"
-        return "in the centre" if (row, column) == (1, 1) else ninth
+        if row == column == 1:
+            return "in the centre"
+        return f"{('upper', 'middle', 'lower')[row]} {('left', 'middle', 'right')[column]}"
 
 
 def cut_regions(
@@ -108,41 +112,33 @@ def cut_regions(
         >>> atlas = make_atlas(regions, "husky")
     """
     image = evidence.inputs[0]
-    found = [
-        region
-        for kind in strongest_regions(evidence, target, n)
-        for region in kind
-        if abs(region.value) >= min_bits
-    ]
+    kinds = strongest_regions(evidence, target, n)
+    found = [region for kind in kinds for region in kind if abs(region.value) >= min_bits]
     if not found:
         return []
     photo_pixels = image[0].cpu()
     pixels = rgb_bytes(photo_pixels, *display_range(photo_pixels, mean, std))
-    crops = [_crop(pixels, region) for region in found]
-    maps = None if model is None else feature_map(model, image)
-    features = (
-        [colour_and_texture(crop) for crop in crops]
-        if maps is None
-        else features_in(maps, tuple(image.shape[2:]), found)
-    )
-    return [
-        ClassRegion(
-            photo,
-            region.value,
-            (region.corner[0], region.corner[1]),
-            (region.shape[0], region.shape[1]),
-            crop,
-            vector,
-            space=(image.shape[2], image.shape[3]),
+    maps = None if model is None else _feature_map(model, image)
+    regions = []
+    for region in found:
+        crop = _crop(pixels, region)
+        regions.append(
+            ClassRegion(
+                photo,
+                region.value,
+                (region.corner[0], region.corner[1]),
+                (region.shape[0], region.shape[1]),
+                crop,
+                _colour_and_texture(crop) if maps is None else _mean_inside(maps, region),
+                space=(image.shape[2], image.shape[3]),
+            )
         )
-        for region, crop, vector in zip(found, crops, features, strict=True)
-    ]
+    return regions
 
 
 def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np.uint8]:
     """The region's box, with what does not belong to the region in pale grey."""
-    (top, left), (height, width) = region.corner, region.shape
-    box = slice(top, top + height), slice(left, left + width)
+    box = tuple(slice(a, a + b) for a, b in zip(region.corner, region.shape, strict=True))
     cut, inside = pixels[box].astype(np.float32), region.pixels[box][..., None]
     grey = 0.35 * cut.mean(axis=2, keepdims=True) + 0.6 * 255
     shown = np.where(inside, cut, grey).round().astype(np.uint8)
@@ -153,7 +149,7 @@ def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np
 # What regions are compared by
 
 
-def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
+def _feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
     """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without.
 
     Less its mean over the places: late features differ more between photos than between regions of
@@ -168,31 +164,14 @@ def feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
     return maps - maps.mean(dim=(1, 2), keepdim=True)
 
 
-def features_in(
-    maps: Tensor, space: tuple[int, ...], regions: Sequence[StrongRegion]
-) -> list[Vector]:
-    """The mean of a feature map (F, h, w) over the box of each region, by each place's share."""
-    return [
-        torch.einsum(
-            "fyx,y,x->f",
-            maps,
-            *(
-                _shares(region.corner[axis], region.shape[axis], space[axis], maps.shape[axis + 1])
-                for axis in (0, 1)
-            ),
-        ).numpy()
-        for region in regions
-    ]
+def _mean_inside(maps: Tensor, region: StrongRegion) -> Vector:
+    """The mean of a feature map (F, h, w) over a region, by its share of each place."""
+    pixels = torch.from_numpy(region.pixels).float()[None, None]
+    shares = F.interpolate(pixels, maps.shape[1:], mode="area")[0, 0]
+    return (torch.einsum("fyx,yx->f", maps, shares) / shares.sum()).numpy()
 
 
-def _shares(start: int, width: int, size: int, places: int) -> Tensor:
-    """How much of a window lies in each place along an axis; adds up to 1."""
-    edges = torch.arange(places + 1, device="cpu") * (size / places)
-    inside = edges[1:].clamp(max=start + width) - edges[:-1].clamp(min=start)
-    return inside.clamp(min=0) / width
-
-
-def colour_and_texture(crop: npt.NDArray[np.uint8]) -> Vector:
+def _colour_and_texture(crop: npt.NDArray[np.uint8]) -> Vector:
     """Mean and spread of each colour, and how strong edges of each direction are."""
     values = crop.astype(np.float32) / 255
     down, across = np.gradient(values.mean(axis=2))
@@ -217,50 +196,24 @@ def write_regions(
 
 
 def regions_in_file(
-    regions: Sequence[ClassRegion],
-    settings: Mapping[str, Any],
-    others: Mapping[str, npt.NDArray[Any]],
+    regions: Sequence[ClassRegion], settings: Mapping[str, Any], others: Mapping[str, Tensor]
 ) -> bytes:
-    """The content of such a file, with other arrays that are to be kept with the regions."""
-    arrays = {
-        "bits": np.array([region.bits for region in regions], dtype=np.float64),
-        "corners": _stacked([region.corner for region in regions], (2,)),
-        "shapes": _stacked([region.shape for region in regions], (2,)),
-        "spaces": _stacked([region.space for region in regions], (2,)),
-        "crops": _stacked([region.crop for region in regions], (CROP_SIDE, CROP_SIDE, 3), "uint8"),
-        "features": np.array([region.features for region in regions], dtype=np.float32),
-    }
-    names = [[region.photo, region.link, region.label] for region in regions]
-    header = {SETTINGS: json_text(dict(settings)), "names": json_text(names)}
-    whole = {**arrays, **others}
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in whole.items()}
+    """The content of such a file, with other tensors that are to be kept with the regions."""
+    table = [asdict(region) for region in regions]
+    tensors = dict(others)
+    for name, dtype in (("crop", np.uint8), ("features", np.float32)):
+        tensors[name] = torch.from_numpy(np.array([row.pop(name) for row in table], dtype=dtype))
+    header = {SETTINGS: json_text(dict(settings)), REGIONS: json_text(table)}
     return safetensors_file(tensors, header)
 
 
 def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
     """The regions that ``write_regions`` wrote."""
     with safe_open(path, framework="np") as file:
-        names = json.loads(file.metadata()["names"])
-        bits, corners, shapes, spaces, crops, features = (
-            file.get_tensor(name)
-            for name in ("bits", "corners", "shapes", "spaces", "crops", "features")
-        )
-    return [
-        ClassRegion(
-            photo,
-            float(bits[number]),
-            (int(corners[number][0]), int(corners[number][1])),
-            (int(shapes[number][0]), int(shapes[number][1])),
-            crops[number],
-            features[number],
-            link,
-            label,
-            (int(spaces[number][0]), int(spaces[number][1])),
-        )
-        for number, (photo, link, label) in enumerate(names)
-    ]
-
-
-def _stacked(values: Sequence[Any], shape: tuple[int, ...], dtype: str = "int64") -> Any:
-    """Values of one shape as one array, also of no values."""
-    return np.array(values, dtype=dtype).reshape(len(values), *shape)
+        table = json.loads(file.metadata()[REGIONS])
+        crops, features = file.get_tensor("crop"), file.get_tensor("features")
+    regions = []
+    for row, crop, vector in zip(table, crops, features, strict=True):
+        row |= {name: tuple(row[name]) for name in ("corner", "shape", "space")}
+        regions.append(ClassRegion(**row, crop=crop, features=vector))
+    return regions

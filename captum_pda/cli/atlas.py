@@ -7,45 +7,42 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
 from captum_pda.atlas.class_regions import cut_regions, read_regions, regions_in_file
 from captum_pda.atlas.groups import make_atlas
-from captum_pda.cli.classifier import Classifier, true_class
-from captum_pda.cli.explain import conclude, explain_photos, load_explainer, run_on_ranks
+from captum_pda.cli.classifier import true_class
+from captum_pda.cli.explain import explain_photos, load_explainer
 from captum_pda.cli.explainer import Explanation, check_options, named_classes
-from captum_pda.cli.folders import Place, Plan, plan_folder, write_figure, write_result
+from captum_pda.cli.folders import Plan, make_plan, write_figure, write_result
 from captum_pda.cli.options import (
     add_image_options,
     add_method_options,
     add_model_options,
     add_overwrite,
-    bits,
     positive,
 )
 from captum_pda.cli.results import PhotoWriter, plain_outputs
 from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.datasets.result_folder import Record
 from captum_pda.distributed import Ranks
+from captum_pda.evidence.evidence import WindowEvidence
 
 #: The folder of the photos' regions and pages.
 PHOTOS = "photos"
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+HELP = "what speaks for a class, and what against it, over many photos"
+DESCRIPTION = """Cuts the strongest regions out of many photos, groups those that look alike to the
+model, and writes each class's groups as a picture and as a page, with a page of each photo. Goes on
+where it was stopped; several processes share the photos under torchrun."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "atlas",
-        help="what speaks for a class, and what against it, over many photos",
-        description="Cuts the strongest regions out of many photos, groups those that look alike "
-        "to the model, and writes each class's groups as a picture and as a page, with a page of "
-        "each photo. Goes on where it was stopped; several processes share the photos under "
-        "torchrun.",
-    )
     parser.add_argument(
         "images", nargs="+", type=Path, metavar="PHOTOS", help="folders of photos, or photos"
     )
@@ -56,73 +53,62 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name or number; may be given several times. Default: each photo's folder "
-        "names its class",
+        help="by name or number; may be given several times (default: that of each photo's folder)",
     )
     which.add_argument(
         "--regions",
         type=positive,
         default=4,
-        metavar="N",
-        help="how many regions of a photo to cut out, for the class and against it (default: "
-        "%(default)s)",
+        help="how many of a photo to cut out, for the class and against it (default: 4)",
     )
     which.add_argument(
         "--min-bits",
-        type=bits,
+        type=float,
         default=0.1,
-        metavar="BITS",
-        help="regions that say less are left out (default: %(default)s)",
+        help="regions that say less are left out (default: 0.1)",
     )
     which.add_argument(
-        "--groups", type=positive, metavar="N", help="how many groups to make (default: what fits)"
+        "--groups", type=positive, help="how many groups to make (default: what fits)"
     )
     which.add_argument(
         "--min-photos",
         type=positive,
         default=2,
-        metavar="N",
-        help="how many photos a group must come from (default: %(default)s)",
+        help="how many photos a group must come from (default: 2)",
     )
-    add_method_options(parser.add_argument_group("how to explain the photos"))
+    add_method_options(parser)
     add_image_options(parser)
     add_model_options(parser)
     output = parser.add_argument_group("what to write")
-    output.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER", help="a folder for the results"
-    )
+    output.add_argument("--output", type=Path, required=True, help="a folder for the results")
     add_overwrite(output)
-    parser.set_defaults(classes=None, contrast=None, html=True, test=False, target_option="--class")
-    return parser
+    fixed = {"classes": None, "contrast": None, "expected": None, "html": True, "test": False}
+    parser.set_defaults(target_option="--class", **fixed)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Explain all photos and group their regions; the exit code says whether any failed."""
-    return run_on_ranks(partial(_run, options))
-
-
-def _run(options: argparse.Namespace, ranks: Ranks) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
+    """Explain all photos; the exit code says whether any failed."""
     with ranks.failing_together():
         optional_module("sklearn.cluster", '"captum_pda[atlas]"')
         check_options(options)
-        plan = plan_folder(options.images, options.output / PHOTOS, "safetensors", True)
-        places = tuple(replace(place, picture=None) for place in plan.places)
-        plan = Plan(places, plan.folder)
+        plan = make_plan(options.images, options.output / PHOTOS, "safetensors", True, True)
+        for place in plan.places:
+            del place.files["picture"]
         explainer = load_explainer(options, plan)
         classes = classes_of(options, plan, explainer.classifier.labels)
-    writer = AtlasWriter(plan, explainer.classifier, options, classes)
-    summary = explain_photos(options, plan, explainer, writer, ranks)
-    if ranks.rank > 0:
-        return 0
-    write_atlases(options, plan, explainer.classifier.labels, classes)
-    return conclude(options, plan, summary)
+    writer = AtlasWriter(plan, explainer.classifier, options)
+    writer.classes = classes
+    exit_code = explain_photos(options, plan, explainer, writer, ranks)
+    if ranks.rank == 0:
+        write_atlases(options, plan, explainer.classifier.labels, classes)
+    return exit_code
 
 
 def classes_of(
     options: argparse.Namespace, plan: Plan, labels: Sequence[str]
 ) -> list[tuple[int, ...]]:
     """The classes to look for in each photo: those asked for, or that of its folder."""
-    named, _ = named_classes(options, labels)
+    named, _, _ = named_classes(options, labels)
     if named is not None:
         return [tuple(named)] * len(plan.places)
     found = [true_class(place.photo, labels) for place in plan.places]
@@ -138,54 +124,35 @@ def classes_of(
 class AtlasWriter(PhotoWriter):
     """Writes the page of each photo, and as its numbers the strongest regions of its classes."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        classifier: Classifier,
-        options: argparse.Namespace,
-        classes: Sequence[Sequence[int]],
-    ) -> None:
-        super().__init__(plan, classifier, options.overwrite)
-        self.classes = classes
-        self.n_regions, self.min_bits = options.regions, options.min_bits
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """Keep the settings of the folder, or compare them with those that it has."""
-        super().start({**settings, "n_regions": self.n_regions, "min_bits": self.min_bits})
+    classes: Sequence[Sequence[int]]  # of each photo
 
     def numbers(
         self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]
     ) -> bytes:
         """The regions of a photo, with the model's outputs."""
-        if explanation.evidence is None:
-            raise ValueError("regions need the evidence of windows; choose another --method")
-        place, labels = self.plan.places[number], self.classifier.labels
+        photo, files = self.plan.places[number]
+        # The address of its page, seen from the folder of the atlas.
+        parts = files["page"].relative_to(self.options.output).parts
+        link = "./" + "/".join(quote(os.fsencode(part), safe="") for part in parts)
         mean, std = self.classifier.preprocessing.colours(explanation.image)
         regions = [
-            replace(region, link=self._link(place), label=labels[target])
+            replace(region, link=link, label=self.classifier.labels[target])
             for target in self.classes[number]
             for region in cut_regions(
-                explanation.evidence,
+                cast(WindowEvidence, explanation.evidence),
                 target,
-                str(place.photo),
+                str(photo),
                 self.classifier.model,
                 mean=mean,
                 std=std,
-                n=self.n_regions,
-                min_bits=self.min_bits,
+                n=self.options.regions,
+                min_bits=self.options.min_bits,
             )
         ]
         outputs = {}
         if record.outputs is not None:
-            outputs["outputs"] = plain_outputs(record.outputs).numpy()
+            outputs["outputs"] = plain_outputs(record.outputs)
         return regions_in_file(regions, settings, outputs)
-
-    def _link(self, place: Place) -> str:
-        """The address of a photo's page, seen from the folder above all of them."""
-        if place.page is None or self.plan.folder is None:
-            return ""
-        relative = place.page.relative_to(self.plan.folder.parent)
-        return "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)
 
 
 def write_atlases(
@@ -195,10 +162,8 @@ def write_atlases(
     classes: Sequence[Sequence[int]],
 ) -> None:
     """Write the picture and the page of each class, and tell what is in it."""
-    files = [place.numbers for place in plan.places]
-    regions = {
-        number: read_regions(file) for number, file in enumerate(files) if file and file.is_file()
-    }
+    files = [place.files["numbers"] for place in plan.places]
+    regions = {number: read_regions(file) for number, file in enumerate(files) if file.is_file()}
     for target in dict.fromkeys(target for several in classes for target in several):
         label = labels[target]
         photos = [number for number in regions if target in classes[number]]

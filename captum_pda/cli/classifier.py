@@ -1,12 +1,12 @@
-"""A classifier: its transforms, the names of its classes, and what its outputs are."""
+"""A model with its transform, the names of its classes, and what its outputs are."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from captum_pda.cli.detectors import Detector, returns_boxes
 from captum_pda.cli.photos import Array
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
@@ -28,36 +27,35 @@ IMAGENET_CLASSES, COCO_CLASSES = 1000, 91
 MAX_ASPECT = 4
 #: How many classes of a similar name are listed.
 MAX_LISTED = 5
-#: What comes before a number that is not to be taken for a name.
+#: Precedes a number that is not to be taken for a name.
 INDEX = "index:"
-#: Modules whose outputs are probabilities.
-PROBABILITY_MODULES = (nn.Sigmoid, nn.Softmax, nn.Softmax2d, nn.Hardsigmoid)
-#: Modules that hand on the values that they get.
-PASSING_MODULES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout)
+#: How many scores tell one image, or one model, from another.
+COMPARED_SCORES = 20
+#: Boxes with a lower score are not explained unless their class is named.
+LEAST_SCORE = 0.5
 BLANK = Image.new("RGB", (256, 256))
 
 
-@dataclass(frozen=True)
 class Preprocessing:
     """From an image to a model's input.
 
-    Args:
-        transform: the model's own. It gets a Pillow image of 8 bits, RGB or for a model of one
-            channel L. With ``takes_values`` it also gets images of other values, unchanged, as a
-            Pillow image of mode F or a volume as an array; and the affine, if it has an argument
-            of that name. It returns a tensor (C, *space), or one with its affine.
-        mean, std: those of the normalisation, so that it can be undone for display; None where
-            they are not known.
-        takes_values: whether the transform was written for this model's images. Those of
-            libraries are made for photos of 8 bits.
-        channels: of the model's input.
+    A transform gets a Pillow image of 8 bits, RGB or for a model of one channel L. With
+    ``takes_values``, if it was written for this model's images, it also gets images of other
+    values, unchanged, as a Pillow image of mode F or a volume as an array; and the affine, if it
+    has an argument of that name. It returns a tensor (C, *space), or one with its affine.
+    ``mean`` and ``std`` are those of its last step that has both, and undo it for display.
     """
 
-    transform: Callable[..., Any]
-    mean: tuple[float, ...] | None
-    std: tuple[float, ...] | None
-    takes_values: bool = False
-    channels: int = 3
+    def __init__(
+        self, transform: Callable[..., Any], takes_values: bool = False, channels: int = 3
+    ) -> None:
+        self.transform, self.takes_values, self.channels = transform, takes_values, channels
+        self.mean: Sequence[float] | None = None
+        self.std: Sequence[float] | None = None
+        for step in getattr(transform, "transforms", [transform]):
+            mean, std = getattr(step, "mean", None), getattr(step, "std", None)
+            if mean is not None and std is not None:
+                self.mean, self.std = (tuple(np.ravel(one).tolist()) for one in (mean, std))
 
     def __call__(self, image: Image.Image | Array, affine: Array | None = None) -> Tensor:
         """The model's input for an image, (1, C, *space)."""
@@ -72,7 +70,10 @@ class Preprocessing:
             image = image if self.takes_values else _trim(image)
         elif not self.takes_values:
             raise CommandError(_not_a_photo(image))
-        has_affine = "affine" in _parameters(self.transform)
+        try:
+            has_affine = "affine" in inspect.signature(self.transform).parameters
+        except (TypeError, ValueError):  # a function without a known signature
+            has_affine = False
         made = self.transform(image, affine=affine) if has_affine else self.transform(image)
         made, given = made if isinstance(made, tuple) else (made, getattr(made, "affine", None))
         if not isinstance(made, Tensor):
@@ -88,7 +89,7 @@ class Preprocessing:
         return made.as_subclass(Tensor), affine
 
     def colours(self, image: Tensor) -> tuple[Any, Any]:
-        """The mean and deviation that turn an input into a picture; None for what is none."""
+        """The mean and std that turn an input into a picture; None where they do not."""
         if self.mean is None or self.std is None or len(self.mean) not in (1, image.shape[1]):
             return None, None
         shape = (1, -1, *[1] * (image.dim() - 2))
@@ -96,25 +97,6 @@ class Preprocessing:
         low, high = (image * std + mean).aminmax()
         is_picture = float(low) > -0.1 and float(high) < 1.1
         return (self.mean, self.std) if is_picture else (None, None)
-
-    @staticmethod
-    def of(transform: Callable[..., Any], takes_values: bool = False) -> Preprocessing:
-        """A transform, with the normalisation that is among its last steps."""
-        steps: Sequence[Any] = getattr(transform, "transforms", [transform])
-        for step in reversed(steps):
-            if getattr(step, "mean", None) is not None and getattr(step, "std", None) is not None:
-                mean, std = (
-                    torch.as_tensor(one).flatten().tolist() for one in (step.mean, step.std)
-                )
-                return Preprocessing(transform, tuple(mean), tuple(std), takes_values)
-        return Preprocessing(transform, None, None, takes_values)
-
-
-def _parameters(function: Callable[..., Any]) -> Iterable[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 def _not_a_photo(image: Image.Image | Array) -> str:
@@ -129,188 +111,88 @@ def _not_a_photo(image: Image.Image | Array) -> str:
     )
 
 
-def input_channels(model: nn.Module) -> int:
-    """How many channels a model takes, as its first convolution says; 3 where there is none."""
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    found = (module.in_channels for module in model.modules() if isinstance(module, kinds))
-    return next(found, 3)
-
-
 def _trim(photo: Image.Image) -> Image.Image:
-    width, height = photo.size
-    longest = MAX_ASPECT * min(width, height)
-    if max(width, height) <= longest:
-        return photo
-    left, top = max(width - longest, 0) // 2, max(height - longest, 0) // 2
-    return photo.crop((left, top, left + min(width, longest), top + min(height, longest)))
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """A model that was named and is not loaded yet.
-
-    Args:
-        name: what it was chosen by.
-        preprocessing: from a photo to its input.
-        labels: the names of its classes, where they are known without its weights.
-        load: returns the model, where its weights come from, and the names of its classes, or
-            None where these are only known by asking it.
-        output: what its outputs are, where its source says so: "logits", "multilabel",
-            "probabilities" or "raw".
-    """
-
-    name: str
-    preprocessing: Preprocessing
-    labels: tuple[str, ...] | None
-    load: Callable[[], tuple[nn.Module, str, tuple[str, ...] | None]]
-    output: str | None = None
+    longest = MAX_ASPECT * min(photo.size)
+    width, height = (min(side, longest) for side in photo.size)
+    left, top = (photo.width - width) // 2, (photo.height - height) // 2
+    return photo.crop((left, top, left + width, top + height))
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model that is ready to explain.
-
-    Args:
-        name: what it was chosen by.
-        model: in evaluation mode, on its device.
-        preprocessing: from a photo to its input.
-        labels: the names of its classes, or their numbers where names are not known.
-        weights: where its weights come from.
-        output: what its outputs are: "logits", "multilabel", "probabilities" or "raw".
-    """
+    """A model by name; ``loaded`` makes it ready to explain."""
 
     name: str
-    model: nn.Module
     preprocessing: Preprocessing
-    labels: tuple[str, ...]
-    weights: str
-    output: str = "logits"
+    load: Callable[[], nn.Module]
+    weights: str  # where they come from
+    labels: tuple[str, ...] = ()  # empty where only the model knows how many there are
+    output: str = ""  # a key of OUTPUT_KINDS, where it is known
+    model: nn.Module = nn.Identity()  # noqa: RUF009 - stands for a model that is not loaded yet
 
-    @staticmethod
-    def of(
-        choice: ModelChoice,
+    def loaded(
+        self,
         device: str | torch.device = "cpu",
         output: str | None = None,
         image: Tensor | None = None,
     ) -> Classifier:
-        """Load a model that was chosen, and ask it about an image (default: a black photo); its
-        outputs are read as ``output``, if that is given."""
-        model, source, own_labels = choice.load()
-        model = model.eval().to(device)
-        image = (choice.preprocessing(BLANK) if image is None else image).to(device)
-        outputs = _outputs(choice.name, model, image)
-        if returns_boxes(outputs):
-            labels = choice.labels or default_labels(COCO_CLASSES)
-            detector = Detector(model)
-            return Classifier(choice.name, detector, choice.preprocessing, labels, source, "raw")
-        if own_labels is None:
-            own_labels = default_labels(outputs.shape[1])
-        labels = own_labels if choice.labels is None else choice.labels
-        if len(labels) != len(own_labels):
+        """With the model, which is asked about an image (default: a black photo); its outputs are
+        read as ``output``, if that is given."""
+        model = self.load().eval().to(device)
+        image = (self.preprocessing(BLANK) if image is None else image).to(device)
+        try:
+            with torch.no_grad():
+                outputs = model(image)
+            scores = None if returns_boxes(outputs) else scores_of(outputs)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             raise CommandError(
-                f"there are {len(labels)} labels for a model of {len(own_labels)} classes; write "
+                f"--model {self.name} fails for an input of shape {tuple(image.shape)} "
+                f"({one_line(error)}); return a transform that makes what it takes"
+            ) from error
+        if scores is None:
+            labels = self.labels or default_labels(COCO_CLASSES)
+            return replace(self, model=Detector(model), labels=labels, output="raw")
+        if scores.dim() != 2:
+            raise CommandError(
+                f"--model {self.name} must return a tensor (N, classes) for inputs (N, C, *space)"
+            )
+        labels = self.labels or default_labels(scores.shape[1])
+        if len(labels) != scores.shape[1]:
+            raise CommandError(
+                f"there are {len(labels)} labels for a model of {scores.shape[1]} classes; write "
                 "one per line"
             )
-        # Classifiers of these libraries return logits, unless their configuration says otherwise.
-        of_library = choice.name.startswith(("hf/", "timm/"))
-        stated = choice.output or ("logits" if of_library else None)
-        kind = output_kind(output, stated, model, image)
-        return Classifier(choice.name, model, choice.preprocessing, labels, source, kind)
+        kind = output_kind(output or self.output, model, image)
+        return replace(self, model=model, labels=labels, output=kind)
 
 
-def _outputs(name: str, model: nn.Module, image: Tensor) -> Any:
-    """A model's outputs for an image: one row of scores, or the boxes of a detector."""
-    try:
-        with torch.no_grad():
-            outputs = model(image)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        raise CommandError(
-            f"--model {name} fails for an input of shape {tuple(image.shape)} ({one_line(error)}); "
-            "return a transform that makes what it takes"
-        ) from error
-    if returns_boxes(outputs):
-        return outputs
-    scores = scores_of(outputs)
-    if scores.dim() != 2:
-        raise CommandError(
-            f"--model {name} must return a tensor (N, classes) for inputs (N, C, *space)"
-        )
-    return scores
+def output_kind(given: str, model: nn.Module, image: Tensor) -> str:
+    """How to read a model's outputs: as given, or as logits.
 
-
-# What the outputs are
-
-
-def output_kind(asked: str | None, stated: str | None, model: nn.Module, image: Tensor) -> str:
-    """How to read a model's outputs: as asked, as the model's source states, or as logits.
-
-    A model that ends in a sigmoid or softmax does not return logits: it is refused unless a kind
-    was asked or stated, and a kind that contradicts it is warned of.
+    Probabilities are refused unless a kind was given, and warned of if they are read as logits.
     """
-    if stated is not None and stated not in OUTPUT_KINDS:
+    if given and given not in OUTPUT_KINDS:
         raise UsageError(
-            f"the model's output_kind is {stated!r}; it must be one of {', '.join(OUTPUT_KINDS)}"
+            f"the model's output_kind is {given!r}; it must be one of {', '.join(OUTPUT_KINDS)}"
         )
-    kind = asked or stated
-    are_logits = OUTPUT_KINDS[kind or "logits"].are_logits
-    ending = probability_ending(model, image) if are_logits else None
-    if ending is None:
-        if kind is None and _looks_like_probabilities(model, image):
+    if OUTPUT_KINDS[given or "logits"].are_logits and _returns_probabilities(model, image):
+        found = "all outputs of the model lie between 0 and 1, as probabilities do"
+        if not given:
             raise UsageError(
-                "all outputs of the model lie between 0 and 1, as probabilities do; add "
-                "--output-kind probabilities, or logits if that is what they are"
+                f"{found}; add --output-kind probabilities, or logits if that is what they are"
             )
-        return kind or "logits"
-    name, module = ending
-    found = (
-        f"the model ends in a {type(module).__name__} ({name}), so its outputs are probabilities"
-    )
-    if kind is None:
-        raise UsageError(f"{found}; add --output-kind probabilities")
-    warn_user(f"{found}, and they are read as {kind}; use --output-kind probabilities")
-    return kind
+        warn_user(f"{found}, and they are read as {given}; use --output-kind probabilities")
+    return given or "logits"
 
 
-def _looks_like_probabilities(model: nn.Module, image: Tensor) -> bool:
+def _returns_probabilities(model: nn.Module, image: Tensor) -> bool:
     """Whether the outputs for an image and some others of its size all lie between 0 and 1."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(image.shape, generator=generator).to(image)
     with torch.no_grad(), evaluation_mode(model):
         # Far from any image, logits leave this range, and probabilities do not.
-        for probe in (image, -image, noise, 30 * noise, -30 * noise):
-            scores = scores_of(model(probe))
-            if not bool(((scores >= 0) & (scores <= 1)).all()):
-                return False
-    return True
-
-
-def probability_ending(model: nn.Module, image: Tensor) -> tuple[str, nn.Module] | None:
-    """The sigmoid or softmax module that made a model's outputs, with its name."""
-    last: list[tuple[str, nn.Module, object]] = []
-
-    def remember(name: str, module: nn.Module, outputs: object) -> None:
-        if not isinstance(module, PASSING_MODULES):
-            last[:] = [(name, module, outputs)]
-
-    handles = [
-        module.register_forward_hook(
-            lambda module, _, outputs, name=name: remember(name, module, outputs)
-        )
-        for name, module in model.named_modules()
-        if not any(module.children())
-    ]
-    try:
-        with torch.no_grad(), evaluation_mode(model):
-            outputs = scores_of(model(image))
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not last or not isinstance(last[0][1], PROBABILITY_MODULES):
-        return None
-    name, module, made = last[0]
-    # A sigmoid may also be a gate inside of the last layer.
-    is_output = isinstance(made, Tensor) and torch.equal(made.flatten(), outputs.flatten())
-    return (name, module) if is_output else None
+        probes = (scores_of(model(one)) for one in (image, -image, noise, 30 * noise, -30 * noise))
+        return all(bool(((scores >= 0) & (scores <= 1)).all()) for scores in probes)
 
 
 # The names of classes
@@ -345,30 +227,24 @@ def find_class(given: str, labels: Sequence[str], option: str = "--target") -> i
     names = [label.strip().casefold() for label in labels]
     found = [number for number, name in enumerate(names) if name == wanted]
     digits = wanted.removeprefix(INDEX)
-    if not (found and digits != wanted) and digits.removeprefix("-").isdecimal():
-        index = int(digits)
-        is_class = 0 <= index < len(labels)
-        if found and index not in found and is_class:
-            choices = [f"{INDEX}{number} (named {labels[number]!r})" for number in (*found, index)]
-            raise UsageError(
-                f"{option} {given} may mean a class's name or its number; give "
-                f"{' or '.join(choices)}"
-            )
-        if not found and not is_class:
+    if digits.removeprefix("-").isdecimal():
+        if 0 <= int(digits) < len(labels):
+            found = list(dict.fromkeys([*found, int(digits)]))
+        elif not found:
             raise UsageError(
                 f"{option} {given} is out of range; the model has classes 0 to {len(labels) - 1}"
             )
-        found = found or [index]
-    if not found and wanted:
+    elif wanted and not found:
         found = [number for number, name in enumerate(names) if wanted in name]
+        # The whole word first, then the start of one, then the shorter name.
+        fits = [re.compile(pattern.format(re.escape(wanted))) for pattern in (r"\b{}\b", r"\b{}")]
+        found.sort(key=lambda one: (*(not fit.search(names[one]) for fit in fits), len(names[one])))
     if len(found) == 1:
         return found[0]
     if found:
-        found.sort(key=lambda number: _distance(wanted, names[number]))
         more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
-        advice = f"{INDEX}{found[0]}" if wanted.isdecimal() else "the number"
         raise UsageError(
-            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give {advice}"
+            f"{option} {given!r} may mean {_listed(found, labels)}{more}; give one of these"
         )
     close = [names.index(name) for name in difflib.get_close_matches(wanted, names, n=3)]
     advice = (
@@ -379,25 +255,96 @@ def find_class(given: str, labels: Sequence[str], option: str = "--target") -> i
     raise UsageError(f"{option} {given!r} is not a class of this model; {advice}")
 
 
+def _listed(numbers: Sequence[int], labels: Sequence[str]) -> str:
+    return ", ".join(f"{INDEX}{number} ({labels[number]})" for number in numbers[:MAX_LISTED])
+
+
 def true_class(photo: Path, labels: Sequence[str]) -> int | None:
     """The class that the photo's folder is named after, as data sets are often kept."""
-    folder = _folder_name(photo.absolute().parent.name)
-    found = [number for number, label in enumerate(labels) if _folder_name(label) == folder]
-    return found[0] if len(found) == 1 else None
+    folder, *names = (
+        name.replace("_", " ").strip().casefold()
+        for name in (photo.absolute().parent.name, *labels)
+    )
+    return names.index(folder) if names.count(folder) == 1 else None
 
 
-def _folder_name(name: str) -> str:
-    return name.replace("_", " ").strip().casefold()
+# Detectors answer with boxes, whose number changes with the image. A box is explained by its
+# match: the largest product of overlap and score among the boxes of its class that are found in a
+# changed copy (as in docs/recipes/detector.md). All boxes are explained by the same passes.
 
 
-def _distance(wanted: str, name: str) -> tuple[int, int, str]:
-    """Sorts what fits best first: the whole word, then the start of one, then the shorter name."""
-    if re.search(rf"\b{re.escape(wanted)}\b", name):
-        fit = 0
-    else:
-        fit = 1 if re.search(rf"\b{re.escape(wanted)}", name) else 2
-    return fit, len(name), name
+class Detector(nn.Module):
+    """A model that returns boxes, as those of torchvision, as a model of its highest scores."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """From images (N, C, H, W) to the highest scores of each, (N, COMPARED_SCORES)."""
+        padding = images.new_zeros(COMPARED_SCORES)
+        scores = [torch.cat([one["scores"], padding]) for one in self.model(images)]
+        return torch.stack([one.sort(descending=True).values[:COMPARED_SCORES] for one in scores])
+
+    def boxes(
+        self, image: Tensor, labels: Sequence[str], wanted: Sequence[int] | None, n: int
+    ) -> tuple[BoxMatch, tuple[str, ...]]:
+        """The ``n`` boxes of an image (1, C, H, W) with the highest scores, and their names; of
+        the classes ``wanted``, or of all that are found with some certainty."""
+        with torch.no_grad():
+            (found,) = self.model(image)
+        scores, kinds = found["scores"], found["labels"]
+        is_sure = scores >= LEAST_SCORE
+        chosen = is_sure if wanted is None else torch.isin(kinds, kinds.new_tensor(wanted))
+        order = [place for place in scores.argsort(descending=True).tolist() if chosen[place]][:n]
+        if not order:
+            raise CommandError(
+                f"no box was found with a score of {LEAST_SCORE:.0%}; name a class with --target"
+                if wanted is None
+                else "no box of the --target was found"
+            )
+        names: list[str] = []
+        for kind in kinds[order].tolist():
+            name, count = labels[kind], kinds[order][: len(names)].eq(kind).sum()
+            names.append(f"{name} {count + 1}" if count else name)
+        return BoxMatch(self.model, found["boxes"][order], kinds[order]), tuple(names)
 
 
-def _listed(numbers: Sequence[int], labels: Sequence[str]) -> str:
-    return ", ".join(f"{number} ({labels[number]})" for number in numbers[:MAX_LISTED])
+class BoxMatch(nn.Module):
+    """How well each of some boxes is found: overlap times score of its best match, (N, boxes)."""
+
+    def __init__(self, model: nn.Module, boxes: Tensor, kinds: Tensor) -> None:
+        super().__init__()
+        self.model, self.boxes, self.kinds = model, boxes, kinds
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The matches in each image of (N, C, H, W)."""
+        box_iou = optional_module("torchvision.ops").box_iou
+        matches = []
+        for found in self.model(images):
+            overlap = box_iou(self.boxes, found["boxes"]) * found["scores"]
+            overlap = overlap * (self.kinds[:, None] == found["labels"])
+            nothing = overlap.new_zeros(len(self.boxes), 1)
+            matches.append(torch.cat([overlap, nothing], dim=1).amax(dim=1))
+        return torch.stack(matches)
+
+
+def returns_boxes(outputs: object) -> bool:
+    """Whether a model's outputs are those of a detector."""
+    return isinstance(outputs, list) and all(
+        isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys() for one in outputs
+    )
+
+
+def detector_transform(name: str) -> Callable[[Any], Tensor]:
+    """Photos as (3, H, W) from 0 to 1, no larger than torchvision's detector scales them itself."""
+    functional = optional_module("torchvision.transforms.v2.functional")
+    shortest, longest = (320, 640) if "320" in name or "300" in name else (800, 1333)
+
+    def transform(photo: Any) -> Tensor:
+        scale = min(shortest / min(photo.size), longest / max(photo.size), 1.0)
+        size = tuple(max(1, round(scale * side)) for side in photo.size)
+        image: Tensor = functional.pil_to_tensor(photo.resize(size)).float() / 255
+        return image
+
+    return transform

@@ -6,34 +6,23 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from captum_pda.cli.classifier import BLANK, Classifier, Preprocessing
-from captum_pda.cli.explainer import (
-    Explanation,
-    PhotoExplainer,
-    check_options,
-    check_size,
-    named_classes,
-)
+from captum_pda.cli.classifier import BLANK, Preprocessing
+from captum_pda.cli.explainer import PhotoExplainer, check_options, named_classes
 from captum_pda.cli.fit_prior import load_prior
 from captum_pda.cli.folders import (
     RAW_FORMATS,
-    Place,
+    SUMMARY_FILE,
     Plan,
     check_free,
-    plan_folder,
-    plan_photos,
-    write_folder_index,
+    make_plan,
     write_summary,
 )
 from captum_pda.cli.models import choose_model
@@ -45,9 +34,9 @@ from captum_pda.cli.options import (
     positive,
 )
 from captum_pda.cli.photos import Photo, intensity_option, read_photo, roi_image
-from captum_pda.cli.results import PhotoWriter, answer_lines, top_classes
-from captum_pda.cli.usage_errors import CommandError, UsageError, in_command_words
-from captum_pda.datasets.explain_dataset import DatasetSummary, ResultWriter, explain_examples
+from captum_pda.cli.results import PhotoWriter
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
+from captum_pda.datasets.explain_dataset import explain_examples
 from captum_pda.datasets.result_folder import Example
 from captum_pda.distributed import OtherRankError, Ranks
 from captum_pda.files import counted
@@ -61,68 +50,54 @@ PATIENCE = timedelta(days=7)
 #: More than a thread of gloo needs to let go of its last message.
 SECONDS_TO_SETTLE = 0.2
 
+HELP = "which parts of your photos speak for a class, and which against it"
+DESCRIPTION = """Which parts of a photo speak for a class, and which against it? Writes a picture
+(PNG) and the map in bits (npz or safetensors) of each photo, and tells the strongest evidence in
+words."""
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "explain",
-        help="which parts of your photos speak for a class, and which against it",
-        description="Which parts of a photo speak for a class, and which against it? Writes a "
-        "picture (PNG) and the map in bits (npz or safetensors) of each photo, and tells "
-        "the strongest evidence in words.",
-    )
     parser.add_argument(
         "images",
         nargs="+",
         type=Path,
         metavar="IMAGE",
-        help="photos of any kind; or a folder, of which all photos are explained that are not done "
-        "yet, also by several processes under torchrun",
+        help="photos; or folders, of which all photos are explained that are not done yet, also by "
+        "several processes under torchrun",
     )
-    _add_classes(parser.add_argument_group("what to explain"))
-    add_method_options(parser.add_argument_group("how to explain it"))
-    add_image_options(parser)
-    add_model_options(parser)
-    _add_output(parser.add_argument_group("what to write"))
-    parser.set_defaults(target_option="--target")
-    return parser
-
-
-def _add_classes(which: argparse._ActionsContainer) -> None:
+    asked = parser.add_argument_group("what to explain")
+    which = asked.add_mutually_exclusive_group()
     which.add_argument(
         "--target",
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
-        "may be given several times. Default: the top class",
+        help="a class by name, part of a name, or number; may be given several times (default: the "
+        "top class)",
     )
     which.add_argument(
         "--classes",
         type=positive,
-        metavar="N",
-        help="the N classes with the highest probability, from one set of forward passes",
+        help="as many of the most probable classes, from one set of forward passes",
     )
-    which.add_argument(
-        "--contrast",
-        nargs=2,
-        metavar=("A", "B"),
-        help="what speaks for class A rather than class B?",
+    asked.add_argument(
+        "--contrast", nargs=2, metavar="CLASS", help="why the first rather than the second?"
     )
-    which.add_argument(
+    asked.add_argument(
         "--expected",
         metavar="CLASS",
-        help="the class that you expected: also tells which few regions must go for the model to "
-        "say it, and which are enough for the answer that it gave; up to 200 passes more",
+        help="also tell which few regions must go for the model to say this class, and which are "
+        "enough for the answer that it gave; up to 200 passes more",
     )
-
-
-def _add_output(output: argparse._ActionsContainer) -> None:
+    add_method_options(parser)
+    add_image_options(parser)
+    add_model_options(parser)
+    output = parser.add_argument_group("what to write")
     output.add_argument(
         "--output",
         type=Path,
         default=Path(),
-        metavar="PATH",
         help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
         "here, as cat.jpg_evidence.png for cat.jpg",
     )
@@ -130,122 +105,133 @@ def _add_output(output: argparse._ActionsContainer) -> None:
         "--raw",
         choices=RAW_FORMATS,
         default="npz",
-        help="the format of the maps for programs, next to the picture; nifti: of a scan, with its "
-        "affine, beside npz (default: %(default)s)",
+        help="the format of the maps for programs; nifti: of a scan, beside npz (default: npz)",
     )
     output.add_argument(
         "--html",
         action="store_true",
-        help="also write a page of each photo that answers to pointer and keys (no server, no "
-        "network), and an index.html of a folder",
+        help="also write an interactive page of each photo or volume, and an index of a folder",
     )
     output.add_argument(
         "--no-test",
         dest="test",
         action="store_false",
-        help="leave out the test of each map on its own photo, which takes about 40 passes",
+        help="leave out the test of each map on its own photo (about 40 passes)",
     )
     add_overwrite(output)
+    parser.set_defaults(target_option="--target")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Explain all photos; the exit code says whether any failed."""
-    return run_on_ranks(partial(_run, options))
-
-
-def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         check_options(options)
         is_folder = is_launched() or any(path.is_dir() for path in options.images)
         if is_folder and options.expected:
             raise UsageError("--expected is told of single photos; name them instead of a folder")
-        make_plan = plan_folder if is_folder else plan_photos
-        plan = make_plan(options.images, options.output, options.raw, options.html)
+        plan = make_plan(options.images, options.output, options.raw, options.html, is_folder)
         if not any(place.photo.exists() for place in plan.places):
             raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
-        explainer = load_explainer(options, plan, not options.quiet and not is_folder)
-    classifier = explainer.classifier
-    writer = PhotoWriter(
-        plan,
-        classifier,
-        options.overwrite,
-        {"weights": classifier.weights, "prior_file": str(options.prior or "") or None},
-        None if options.quiet or is_folder else tell,
-    )
-    summary = explain_photos(options, plan, explainer, writer, ranks)
-    return conclude(options, plan, summary) if ranks.rank == 0 else 0
+        explainer = load_explainer(options, plan)
+    writer = PhotoWriter(plan, explainer.classifier, options)
+    return explain_photos(options, plan, explainer, writer, ranks)
 
 
-def load_explainer(
-    options: argparse.Namespace, plan: Plan, show_progress: bool = False
-) -> PhotoExplainer:
+def load_explainer(options: argparse.Namespace, plan: Plan) -> PhotoExplainer:
     """Check everything that can be checked before a model is loaded; then load it."""
     extra = [path for path in (options.weights, options.labels, options.prior) if path]
     inputs = [*(place.photo for place in plan.places), *extra]
-    check_free(plan.files, inputs, options.overwrite)
-    device = own_device(options.device)
+    check_free(plan.files(), inputs, options.overwrite)
+    device = device_for(options.device)
     prior = load_prior(options.prior) if options.prior else None
     options.intensity = intensity_option(options.intensity)
     choice = choose_model(options.model, options.weights, options.labels)
-    photos = PhotoSet(plan.places, choice.preprocessing, options)
-    image = photos.first_input() if choice.preprocessing.takes_values else None
-    check_size(options, choice.preprocessing(BLANK) if image is None else image)
-    if choice.labels is not None:
+    if choice.preprocessing.takes_values:
+        image = PhotoSet(plan, choice.preprocessing, options).first_input()
+    else:
+        image = choice.preprocessing(BLANK)
+    largest, smallest = max(options.scales, default=0), min(image.shape[2:])
+    if options.method != "layer" and largest > smallest:
+        raise UsageError(
+            f"a window of {largest} is larger than the model's input of {smallest} pixels; use a "
+            "smaller one"
+        )
+    if choice.labels:
         named_classes(options, choice.labels)  # refuses unknown names
-    classifier = Classifier.of(choice, device, options.output_kind, image)
+    classifier = choice.loaded(device, options.output_kind, image)
     named_classes(options, classifier.labels)
-    return PhotoExplainer(classifier, options, prior, show_progress)
+    return PhotoExplainer(classifier, options, prior, not options.quiet and plan.folder is None)
 
 
 def explain_photos(
     options: argparse.Namespace,
     plan: Plan,
     explainer: PhotoExplainer,
-    writer: ResultWriter,
+    writer: PhotoWriter,
     ranks: Ranks,
-) -> DatasetSummary:
-    """Explain what is not done yet, by all processes, each with the same engine."""
-    photos = PhotoSet(plan.places, explainer.classifier.preprocessing, options)
+) -> int:
+    """Explain what is not done yet, by all processes, each with the same engine; tell what became
+    of the photos, on the screen and in a folder's summary. Returns the exit code."""
+    photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
     with ranks.failing_together():
         engine = options.engine
         if ranks.rank == 0:
             engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
     explainer.engine = ranks.gather(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
-    return explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
+    summary = explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
+    if ranks.rank > 0:
+        return 0
+    failed = {str(plan.places[number].photo): why for number, why in summary.failed.items()}
+    total, hint = len(plan.places), "the others are written"
+    if plan.folder is not None:
+        write_summary(plan, plan.folder, summary, failed, options.overwrite)
+        hint = f"{plan.folder / SUMMARY_FILE} lists them, and the same command tries them again"
+        if not options.quiet:
+            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
+            print(
+                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
+                f"before, {len(failed)} failed.\nWritten: {plan.folder}"
+            )
+    errors = [
+        # Some reasons name the photo themselves.
+        reason if path in reason or total == 1 else f"{path}: {reason}"
+        for path, reason in failed.items()
+    ][:SHOWN_FAILURES]
+    if failed and total > 1:
+        errors.append(f"{len(failed)} of {total} photos could not be explained; {hint}")
+    for line in errors:
+        print(f"captum-pda: error: {one_line(line)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 class PhotoSet:
     """Image files as a data set of a model's inputs; each is read once, when it is its turn."""
 
     def __init__(
-        self, places: Sequence[Place], preprocessing: Preprocessing, options: argparse.Namespace
+        self, plan: Plan, preprocessing: Preprocessing, options: argparse.Namespace
     ) -> None:
-        self.places = places
-        self.preprocessing = preprocessing
-        self.options = options
+        self.places, self.preprocessing, self.options = plan.places, preprocessing, options
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, number: int) -> Example:
-        place = self.places[number]
-        photo = read_photo(place.photo, self.options.intensity, self.options.frame)
+        path, files = self.places[number]
+        photo = read_photo(path, self.options.intensity, self.options.frame)
         inputs, affine = self.preprocessing.prepare(photo.image, photo.affine)
-        source: dict[str, Any] = {"photo": str(place.photo), "photo_sha256": photo.sha256}
+        source: dict[str, Any] = {"photo": str(path), "photo_sha256": photo.sha256}
         if affine is not None:
             source["affine"] = affine.tolist()
-        elif place.volume is not None:
+        elif "volume" in files:
             raise CommandError(
                 "the place of the model's input in the scan is not known, so its map cannot be "
                 "written as NIfTI: return (tensor, affine) from the transform, or use --raw npz"
             )
-        return Example(inputs, self._roi(photo), source)
+        return Example(inputs, self._roi(photo) if self.options.roi else None, source)
 
-    def _roi(self, photo: Photo) -> Tensor | None:
+    def _roi(self, photo: Photo) -> torch.Tensor:
         """Which pixels of the model's input lie in the region of interest, (*space)."""
-        if not self.options.roi:
-            return None
         image, black_and_white = roi_image(self.options.roi, photo.image)
         marked = self.preprocessing.prepare(image, photo.affine)[0].mean(dim=0)
         low, high = marked.aminmax()
@@ -255,7 +241,7 @@ class PhotoSet:
             )
         return marked > (low + high) / 2
 
-    def first_input(self) -> Tensor:
+    def first_input(self) -> torch.Tensor:
         """The first input that can be made, (1, C, *space)."""
         errors = []
         for number in range(len(self)):
@@ -266,62 +252,7 @@ class PhotoSet:
         raise errors[0]
 
 
-def tell(path: Path, explanation: Explanation, written: Sequence[Path]) -> None:
-    """Say what was found, and where it is."""
-    print(
-        f"{path}: {top_classes(explanation.predictions, explanation.labels, explanation.measure)}"
-    )
-    for answer in explanation.answers:
-        print("\n".join(answer_lines(answer, explanation)))
-    if explanation.roi is not None:
-        share = float(explanation.roi.float().mean())
-        print(f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere.")
-    for line in explanation.decided:
-        print(line)
-    print(f"Written: {', '.join(str(file) for file in written)}")
-
-
-def conclude(options: argparse.Namespace, plan: Plan, summary: DatasetSummary) -> int:
-    """Tell what became of the photos, on the screen and in a folder's summary; the exit code."""
-    failed = {str(plan.places[number].photo): why for number, why in summary.failed.items()}
-    total, hint = len(plan.places), "the others are written"
-    if plan.folder is not None:
-        path = write_summary(plan.folder, summary, total, failed, options.overwrite)
-        write_folder_index(plan, failed, options.overwrite)
-        hint = f"{path} lists them, and the same command tries them again"
-        if not options.quiet:
-            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
-            print(
-                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
-                f"before, {len(failed)} failed."
-            )
-            print(f"Written: {plan.folder}")
-    for path_of_photo, reason in list(failed.items())[:SHOWN_FAILURES]:
-        # Some reasons name the photo themselves.
-        is_clear = path_of_photo in reason or total == 1
-        line = reason if is_clear else f"{path_of_photo}: {reason}"
-        print(f"captum-pda: error: {in_command_words(line)}", file=sys.stderr)
-    if failed and total > 1:
-        print(
-            f"captum-pda: error: {len(failed)} of {total} photos could not be explained; {hint}",
-            file=sys.stderr,
-        )
-    return 1 if failed else 0
-
-
 # The processes that torchrun starts
-
-
-def run_on_ranks(run: Callable[[Ranks], int]) -> int:
-    """Run a command in all processes that torchrun started; its exit code."""
-    with process_group() as group:
-        ranks = Ranks(group)
-        try:
-            return run(ranks)
-        except (UsageError, OtherRankError):
-            if ranks.rank == 0:
-                raise
-            return 0  # The first process prints the error for all.
 
 
 def is_launched() -> bool:
@@ -329,35 +260,29 @@ def is_launched() -> bool:
     return os.environ.keys() >= LAUNCHED
 
 
-@contextmanager
-def process_group() -> Iterator[Any]:
-    """The group of all processes that torchrun started, or None for a single process."""
+def run_on_ranks(run: Callable[[Ranks], int]) -> int:
+    """Run a command in all processes that torchrun started; its exit code."""
     if not is_launched():
-        yield None
-        return
+        return run(Ranks())
     # Ranks exchange a few words only, for which the GPUs are not needed.
     dist.init_process_group("gloo", timeout=PATIENCE)
+    ranks = Ranks(dist.group.WORLD)
     try:
-        yield dist.group.WORLD
+        return run(ranks)
+    except (UsageError, OtherRankError):
+        if ranks.rank == 0:
+            raise
+        return 0  # The first process prints the error for all.
     finally:
         # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
         time.sleep(SECONDS_TO_SETTLE)
         dist.destroy_process_group()
 
 
-def own_device(name: str) -> torch.device:
-    """The device of a name; of several GPUs, this process's own."""
-    device = device_for(name)
-    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    return device
-
-
 def device_for(name: str) -> torch.device:
-    """The device of a name, if this machine has it."""
+    """The device of a name, if this machine has it; of several GPUs, this process's own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -365,4 +290,7 @@ def device_for(name: str) -> torch.device:
         raise UsageError(
             f"--device {name} is not on this machine; leave it out, or use cpu"
         ) from None
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
     return device

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -16,34 +15,31 @@ from captum_pda.cli.models import choose_model
 from captum_pda.cli.options import add_image_options, add_model_name, add_overwrite, positive
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.distributed import Ranks
 from captum_pda.files import counted
 from captum_pda.priors import GaussianFieldPrior, GaussianPatchPrior, PatchPrior
 from captum_pda.priors.patches import CHANNELS, COVARIANCES
 from captum_pda.priors.protocol import opened_tensors
 
+HELP = "learn from a folder of photos what to expect in a region"
+DESCRIPTION = """Fit a Gaussian field to all photos in a folder and its subfolders, as the model
+sees them: how alike neighbouring pixels and colours are. Save it for `captum-pda explain --prior
+FILE` and GaussianFieldPrior.load(FILE)."""
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "fit-prior",
-        help="learn from a folder of photos what to expect in a region",
-        description="Fit a Gaussian field to all photos in a folder and its subfolders, as the "
-        "model sees them: how alike neighbouring pixels and colours are. Save it for `captum-pda "
-        "explain --prior FILE` and GaussianFieldPrior.load(FILE).",
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the photos are")
+    parser.add_argument("folder", type=Path, help="where the photos are")
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("prior.safetensors"),
-        metavar="FILE",
         help="where to save the prior (default: %(default)s)",
     )
     add_overwrite(parser)
     parser.add_argument(
         "--patch-size",
         type=positive,
-        metavar="PIXELS",
         help="fit the papers' Gaussian patch prior instead, with patches of this side; larger than "
         "any window it is to serve",
     )
@@ -61,18 +57,22 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="of patches: whether colours go together (default: %(default)s)",
     )
     parser.add_argument(
-        "--limit", type=positive, metavar="N", help="use the first N photos only (in order of name)"
+        "--limit", type=positive, help="use the first N photos only (in order of name)"
     )
     add_image_options(parser)
     add_model_name(parser)
-    return parser
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Fit photo by photo; those that cannot be read are named and left out."""
-    check_output(options.output, options.overwrite)
+    output = options.output
+    # A place that cannot be written is refused before the work, not after it.
+    if output.is_dir() or not output.parent.is_dir():
+        raise UsageError(f"--output {output} must be a file in a folder that exists")
+    if output.exists() and not options.overwrite:
+        raise UsageError(f"{output} exists; choose another --output, or add --overwrite")
     paths = find_photos(options.folder)[: options.limit]
-    check_free([options.output], paths, options.overwrite)
+    check_free([output], paths, options.overwrite)
     options.intensity = intensity_option(options.intensity)
     preprocess = choose_model(options.model).preprocessing
     unreadable: list[Path] = []
@@ -95,11 +95,11 @@ def run(options: argparse.Namespace) -> int:
     if options.patch_size:
         prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
     prior.fit(images())
-    prior.save(options.output, overwrite=options.overwrite)
+    prior.save(output, overwrite=options.overwrite)
     if not options.quiet:
         left_out = f", {len(unreadable)} could not be read" if unreadable else ""
         print(f"Fitted on {counted(len(paths) - len(unreadable), 'photo')}{left_out}.")
-        print(f"Written: {options.output}")
+        print(f"Written: {output}")
     return 0
 
 
@@ -108,11 +108,3 @@ def load_prior(path: Path) -> PatchPrior:
     with opened_tensors(path, "cpu") as file:
         is_field = file.settings.get("kind") == GaussianFieldPrior.__name__
     return (GaussianFieldPrior if is_field else GaussianPatchPrior).load(path)
-
-
-def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse a place that cannot be written before the work, not after it."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"--output {path} must be a file in a folder that exists")
-    if path.exists() and not overwrite:
-        raise UsageError(f"{path} exists; choose another --output, or add --overwrite")

@@ -8,10 +8,16 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
-from captum_pda.cli.usage_errors import CommandError, in_command_words, one_line
+from captum_pda.cli.explain import run_on_ranks
+from captum_pda.cli.usage_errors import CommandError, one_line
+
+COMMANDS: dict[str, Any]
+COMMANDS = {"demo": demo, "explain": explain, "atlas": atlas, "fit-prior": fit_prior}
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -23,9 +29,7 @@ EXAMPLES = """\
 examples:
   captum-pda demo                                   two photos, and one picture of their evidence
   captum-pda explain cat.jpg                        why the top class?
-  captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
   captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos
-  captum-pda explain photos/ --output out           a folder; what is done is skipped
   torchrun --nproc-per-node=4 --no-python captum-pda explain photos/ --output out
   captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
@@ -52,15 +56,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"captum-pda {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (demo, explain, atlas, fit_prior):
-        added = command.add_parser(commands)
-        added.add_argument(
-            "--quiet", action="store_true", help="no progress bar, and no words but errors"
-        )
-        added.add_argument(
-            "--debug", action="store_true", help="show the whole traceback of an error"
-        )
-        added.set_defaults(run=command.run)
+    for name, module in COMMANDS.items():
+        added = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
+        module.add_options(added)
+        added.add_argument("--quiet", action="store_true", help="no progress bar, and only errors")
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        added.set_defaults(run=module.run)
     return parser
 
 
@@ -79,14 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
             return int(ended.code or 0)
         try:
-            return int(options.run(options))
+            return run_on_ranks(partial(options.run, options))
         except KeyboardInterrupt:
             print("\ncaptum-pda: stopped", file=sys.stderr)
             return 130
-        except CommandError as error:
-            return _fail(error, options, error.exit_code)
         except Exception as error:  # Whatever it is, a person gets one line.
-            return _fail(error, options, 1)
+            if options.debug:
+                raise
+            is_clear = isinstance(error, CommandError | ValueError | OSError)
+            kind = type(error).__name__
+            hint = "" if is_clear else f" ({kind}; run again with --debug to see where)"
+            print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
+            return getattr(error, "exit_code", 1)
 
 
 @contextmanager
@@ -103,15 +108,6 @@ def any_text_printed() -> Iterator[None]:
             stream.reconfigure(errors=errors)
 
 
-def _fail(error: Exception, options: argparse.Namespace, exit_code: int) -> int:
-    if options.debug:
-        raise error
-    kind = "" if isinstance(error, CommandError | ValueError | OSError) else type(error).__name__
-    hint = f" ({kind}; run again with --debug to see where)" if kind else ""
-    print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
-    return exit_code
-
-
 def _note(message: Warning | str, *_: object, **__: object) -> None:
     """A warning in one line, with this command's names for options of the library."""
-    print(f"captum-pda: note: {in_command_words(str(message))}", file=sys.stderr)
+    print(f"captum-pda: note: {one_line(message)}", file=sys.stderr)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import math
 import warnings
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,21 +24,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 Array = npt.NDArray[Any]
+Intensity = tuple[float, float] | str | None
 
 #: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
 #: file is run by Ghostscript.
-FORMATS = (
-    "AVIF",
-    "BMP",
-    "GIF",
-    "JPEG",
-    "JPEG2000",
-    "PNG",
-    "PPM",
-    "TGA",
-    "TIFF",
-    "WEBP",
-)
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 DICOM_ENDINGS, NIFTI_ENDINGS = (".dcm", ".dicom"), (".nii", ".nii.gz")
 MEDICAL_EXTRA = '"captum_pda[medical]"'
 #: What a NIfTI file of ours says of itself.
@@ -56,39 +47,26 @@ POSITION_TOLERANCE = 0.01
 class Photo(NamedTuple):
     """An image file as it was read.
 
-    Args:
-        image: a Pillow image of mode RGB or L (8 bits) or F (values of any other kind, unchanged);
-            or a volume as an array of float32.
-        sha256: of the bytes that it was read from.
-        affine: from indices of the array to mm (right, anterior, superior), where it is known.
+    The image is one of Pillow's of mode RGB or L (8 bits) or F (values of any other kind,
+    unchanged); or a volume as an array of float32.
     """
 
     image: Image.Image | Array
-    sha256: str
-    affine: Array | None = None
+    sha256: str  # of the bytes that it was read from
+    affine: Array | None = None  # from indices to mm (right, anterior, superior), where known
 
 
 class _Values(NamedTuple):
-    """Values that are not those of an 8-bit photo, in the file's unit.
+    """Values that are not those of an 8-bit photo, in the file's unit."""
 
-    Args:
-        array: (rows, columns), or a volume.
-        full: the lowest and highest value that the file could hold, where that is known.
-        voi: applies the file's own window; None where it has none. Returns 0 (black) to 1.
-        is_inverted: whether low values are bright.
-        affine: as for ``Photo``.
-    """
-
-    array: Array
-    full: tuple[float, float] | None = None
-    voi: Callable[[], Array] | None = None
-    is_inverted: bool = False
+    array: Array  # (rows, columns), or a volume
+    full: tuple[float, float] | None = None  # the lowest and highest that the file could hold
+    voi: Callable[[], Array] | None = None  # applies the file's own window: 0 (black) to 1
+    is_inverted: bool = False  # low values are bright
     affine: Array | None = None
 
 
-def read_photo(
-    path: Path, intensity: tuple[float, float] | str | None = None, frame: int | None = None
-) -> Photo:
+def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None) -> Photo:
     """Read an image file; its values are unchanged.
 
     Transparent photos are laid on white, those with an EXIF orientation turned; of an animation,
@@ -100,9 +78,13 @@ def read_photo(
             and white, "file" for the file's own window, "full" for all that the file can hold.
         frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
     """
-    content = _bytes_of(path)
-    sha256 = hashlib.sha256(content).hexdigest()
+    if not path.is_file():
+        missing = "is a folder; name photos in it" if path.is_dir() else "is not there"
+        raise CommandError(f"there is no photo at {path}, which {missing}; check the name")
     try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        _check_size(path, len(content), MAX_BYTES, "bytes")
         with warnings.catch_warnings():
             # Sizes are checked below; other warnings are about metadata that is not used.
             warnings.simplefilter("ignore")
@@ -113,9 +95,12 @@ def read_photo(
                 found = _read_nifti(path, content)
             else:
                 found = _read_picture(path, content, frame, intensity)
+            sha256 = hashlib.sha256(content).hexdigest()
             if isinstance(found, Image.Image):
                 return Photo(found, sha256)
-            values = _unchanged(path, found) if intensity is None else _gray(path, found, intensity)
+            array = _mapped(path, found, intensity)
+            image = array.astype(np.float32) if array.ndim > 2 else Image.fromarray(array)
+            return Photo(image, sha256, found.affine)
     except (CommandError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -126,28 +111,19 @@ def read_photo(
         raise CommandError(
             f"{path} cannot be read ({one_line(error)}); it may be damaged: open and save it anew"
         ) from error
-    if values.ndim > 2:
-        return Photo(values.astype(np.float32), sha256, found.affine)
-    return Photo(Image.fromarray(values), sha256, found.affine)
 
 
-def _bytes_of(path: Path) -> bytes:
-    if not path.is_file():
+def _check_size(path: Path, number: float, limit: int, unit: str, shown: str = "") -> None:
+    if number > limit:
         raise CommandError(
-            f"{path} is a folder; name photos in it"
-            if path.is_dir()
-            else f"there is no photo at {path}; check the name"
+            f"{path} has {shown or number} {unit}, and more than {limit // 10**6} million are not "
+            "read; scale it down first"
         )
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read ({error.strerror or error})") from error
-    if len(content) > MAX_BYTES:
-        raise CommandError(
-            f"{path} has more than {MAX_BYTES // 10**6} million bytes; scale it down first"
-        )
-    return content
+
+
+def _check_frame(path: Path, frame: int | None, count: int) -> None:
+    if frame is not None and frame >= count:
+        raise CommandError(f"{path} has {count} frames, so --frame must be from 0 to {count - 1}")
 
 
 def _formats() -> list[str]:
@@ -161,48 +137,43 @@ def find_photos(folder: Path) -> list[Path]:
     an ending that are DICOM."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
-    readable = {
-        ending for ending, kind in Image.registered_extensions().items() if kind in _formats()
-    }
-    readable |= {*DICOM_ENDINGS, ".nii"}
-    found = sorted(
-        path
-        for path in folder.rglob("*")
-        if not path.name.startswith(".") and path.is_file() and _is_image_file(path, readable)
-    )
+    formats = _formats()
+    pillow = (end for end, kind in Image.registered_extensions().items() if kind in formats)
+    endings = (*pillow, *DICOM_ENDINGS, *NIFTI_ENDINGS)
+
+    def is_image(path: Path) -> bool:
+        if path.name.startswith(".") or not path.is_file():
+            return False
+        if path.suffix:
+            return path.name.lower().endswith(endings)
+        try:
+            with path.open("rb") as file:
+                return file.read(132)[128:] == b"DICM"
+        except OSError:
+            return False
+
+    found = sorted(filter(is_image, folder.rglob("*")))
     if not found:
         raise CommandError(f"there are no photos in {folder}; it needs JPEG, PNG or similar files")
     return found
 
 
-def _is_image_file(path: Path, readable: set[str]) -> bool:
-    if path.suffix:
-        return path.suffix.lower() in readable or path.name.lower().endswith(NIFTI_ENDINGS)
-    try:
-        with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
-    except OSError:
-        return False
-
-
-# Pillow's formats
-
-
 def _read_picture(
-    path: Path, content: bytes, frame: int | None, intensity: tuple[float, float] | str | None
+    path: Path, content: bytes, frame: int | None, intensity: Intensity
 ) -> Image.Image | _Values:
+    """An image in a format of Pillow's."""
     with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
         pages = getattr(image, "n_frames", 1)
         if pages > 1 and image.format == "TIFF" and frame is None:
             raise CommandError(f"{path} has {pages} pages; choose one with --frame N, from 0")
-        if frame is not None:
-            _check_frame(path, frame, pages)
-            image.seek(frame)
-        _check_pixels(path, image)
+        _check_frame(path, frame, pages)
+        image.seek(frame or 0)
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            image.draft(None, (width // 8, height // 8))  # of a JPEG, an eighth can be decoded
+        _check_size(path, math.prod(image.size), MAX_PIXELS, "pixels", f"{width} x {height}")
         tags: Any = getattr(image, "tag_v2", {})
-        is_deep = max(tags.get(258, (8,))) > 8
-        if image.format == "PNG":
-            is_deep = content[24] > 8
+        is_deep = content[24] > 8 if image.format == "PNG" else max(tags.get(258, (8,))) > 8
         upright = ImageOps.exif_transpose(image)
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         is_16_bits = upright.mode.startswith("I;16") or (image.format == "PNG" and is_deep)
@@ -225,79 +196,44 @@ def _read_picture(
     return upright.convert("L" if upright.mode in ("1", "L") else "RGB")
 
 
-def _check_pixels(path: Path, image: Image.Image) -> None:
-    width, height = image.size
-    if width * height > MAX_PIXELS:
-        # A JPEG can be decoded at an eighth of its size.
-        image.draft(None, (width // 8, height // 8))
-    if image.width * image.height > MAX_PIXELS:
-        raise _too_large(path, width, height)
-
-
-def _too_large(path: Path, *shape: int) -> CommandError:
-    return CommandError(
-        f"{path} has {' x '.join(map(str, shape))} pixels, and more than {MAX_PIXELS // 10**6} "
-        "million are not read; scale it down first"
-    )
-
-
-def _check_frame(path: Path, frame: int, count: int) -> None:
-    if frame >= count:
-        raise CommandError(f"{path} has {count} frames, so --frame must be from 0 to {count - 1}")
-
-
-class _unlimited_size:  # noqa: N801 - reads as the with-statement it is made for
+@contextmanager
+def _unlimited_size() -> Iterator[None]:
     """Pillow's own limit, which is lower than today's largest cameras, put aside for a moment."""
-
-    def __enter__(self) -> None:
-        self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-
-    def __exit__(self, *_: object) -> None:
-        Image.MAX_IMAGE_PIXELS = self.limit
-
-
-# Values of other kinds
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
 
 
-def _unchanged(path: Path, values: _Values) -> Array:
-    """The file's values as float32, bright where they are high."""
-    array = values.array.astype(np.float32)
-    if np.issubdtype(values.array.dtype, np.integer) and np.abs(array).max(initial=0) > 2**24:
-        raise CommandError(
-            f"{path} has whole numbers beyond 2^24, which float32 rounds; rescale them first, or "
-            "map them to black and white with --intensity LOW HIGH"
-        )
-    if not values.is_inverted:
-        return array
-    if values.full is None:
-        raise CommandError(
-            f"{path} has bright low values, and its range is not known; add --intensity LOW HIGH"
-        )
-    return np.float32(sum(values.full)) - array
-
-
-def _gray(
-    path: Path, values: _Values, intensity: tuple[float, float] | str
-) -> npt.NDArray[np.uint8]:
-    """The values from black to white in 0 to 255."""
-    if intensity == "file":
+def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
+    """Values as float32, or with ``intensity`` from 0 (black) to 255; high ones are bright."""
+    array, limits = values.array, values.full
+    if intensity is None:
+        unchanged = array.astype(np.float32)
+        if array.dtype.kind in "iu" and np.abs(unchanged).max(initial=0) > 2**24:
+            raise CommandError(
+                f"{path} has whole numbers beyond 2^24, which float32 rounds; rescale them first, "
+                "or map them to black and white with --intensity LOW HIGH"
+            )
+        if not values.is_inverted:
+            return unchanged
+        if limits is not None:
+            return np.float32(sum(limits)) - unchanged
+    elif intensity == "file":
         if values.voi is None:
             raise CommandError(f"{path} has no window of its own; use --intensity LOW HIGH")
-        shares = values.voi()
-    else:
-        limits = values.full if intensity == "full" else intensity
-        if limits is None or isinstance(limits, str):
-            raise CommandError(f"the range of {path} is not known; use --intensity LOW HIGH")
-        low, high = limits
-        shares = (values.array.astype(np.float64) - low) / (high - low)
-    shares = np.nan_to_num(shares.clip(0, 1))
-    shown: npt.NDArray[np.uint8] = np.round(
-        255 * (1 - shares if values.is_inverted else shares)
-    ).astype(np.uint8)
-    return shown
+        limits, array = (0.0, 1.0), values.voi()
+    elif not isinstance(intensity, str):
+        limits = intensity
+    if limits is None:
+        raise CommandError(f"the range of {path} is not known; use --intensity LOW HIGH")
+    shares = np.nan_to_num(((array.astype(np.float64) - limits[0]) / np.ptp(limits)).clip(0, 1))
+    shares = 1 - shares if values.is_inverted else shares
+    return np.asarray(np.round(255 * shares), dtype=np.uint8)
 
 
-def intensity_option(given: list[str] | None) -> tuple[float, float] | str | None:
+def intensity_option(given: list[str] | None) -> Intensity:
     """The values of ``--intensity``: "file", "full", or two numbers."""
     if given is None or given in (["file"], ["full"]):
         return given[0] if given else None
@@ -316,12 +252,11 @@ def intensity_option(given: list[str] | None) -> tuple[float, float] | str | Non
 def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Image | Array, bool]:
     """An image like a given one, dark but for a region of interest; and whether it has both.
 
-    Args:
-        roi: left, top, width and height in pixels of the image; or the name of a file of its size,
-            where the region is what is not 0.
-        image: as it was read.
+    ``roi`` is left, top, width and height in pixels of the image; or the name of a file of its
+    size, where the region is what is not 0.
     """
     shape = (image.height, image.width) if isinstance(image, Image.Image) else image.shape
+    inside = np.zeros(shape, dtype=bool)
     if len(roi) == 1:
         marked = read_photo(Path(roi[0])).image
         inside = np.asarray(marked.convert("F") if isinstance(marked, Image.Image) else marked) != 0
@@ -331,7 +266,6 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
             )
     elif len(roi) == 4 and all(one.isdecimal() for one in roi) and len(shape) == 2:
         left, top, width, height = map(int, roi)
-        inside = np.zeros(shape, dtype=bool)
         inside[top : top + height, left : left + width] = True
     else:
         raise UsageError(
@@ -339,13 +273,11 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
             "file of its size that is 0 outside"
         )
     is_part = bool(inside.any() and not inside.all())
+    if isinstance(image, Image.Image) and image.mode != "F":
+        return Image.fromarray(np.where(inside, 255, 0).astype(np.uint8)), is_part
     low, high = (float(one(np.asarray(image))) for one in (np.min, np.max))
     values = np.where(inside, high if high > low else low + 1, low).astype(np.float32)
-    if not isinstance(image, Image.Image):
-        return values, is_part
-    if image.mode == "F":
-        return Image.fromarray(values), is_part
-    return Image.fromarray(np.where(inside, 255, 0).astype(np.uint8)), is_part
+    return Image.fromarray(values) if isinstance(image, Image.Image) else values, is_part
 
 
 # DICOM
@@ -366,15 +298,15 @@ def _read_dicom(
     is_colour = kind == "RGB" or kind.startswith("YBR")
     if not is_colour and kind not in ("MONOCHROME1", "MONOCHROME2"):
         raise CommandError(f"{path} has the colours {kind}; convert it to RGB or MONOCHROME2")
-    if frame is not None:
-        _check_frame(path, frame, count)
-    if is_colour and (file.BitsAllocated != 8 or (count > 1 and frame is None)):
+    _check_frame(path, frame, count)
+    frames = list(range(count)) if frame is None else [frame]
+    if is_colour and (file.BitsAllocated != 8 or len(frames) > 1):
         raise CommandError(
             f"{path} has {count} colour frames of {file.BitsAllocated} bits; choose one with "
             "--frame N, of 8 bits"
         )
-    if file.Rows * file.Columns * (count if frame is None else 1) > MAX_PIXELS:
-        raise _too_large(path, *([count] if frame is None else []), file.Rows, file.Columns)
+    shape = (len(frames), file.Rows, file.Columns)
+    _check_size(path, math.prod(shape), MAX_PIXELS, "pixels", " x ".join(map(str, shape)))
     try:
         stored = pixels.pixel_array(file, index=frame if count > 1 else None)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
@@ -384,68 +316,51 @@ def _read_dicom(
         ) from error
     if is_colour:
         return Image.fromarray(stored)
-    frames = range(count) if frame is None else [frame]
-    lines = [_rescale(file, one) for one in frames]
-    limits = _stored_limits(file)
-    if keep_bytes and stored.dtype == np.uint8 and stored.ndim == 2 and lines == [(1.0, 0.0)]:
+    groups = [_group(file, "PixelValueTransformationSequence", one) for one in frames]
+    slopes = np.array([float(one.get("RescaleSlope", 1)) for one in groups])
+    intercepts = np.array([float(one.get("RescaleIntercept", 0)) for one in groups])
+    is_plain = stored.dtype == np.uint8 and stored.ndim == 2 and slopes[0] == 1
+    if keep_bytes and is_plain and intercepts[0] == 0:
         return Image.fromarray(255 - stored if kind == "MONOCHROME1" else stored)
     if "ModalityLUTSequence" in file:
         array, full = pixels.apply_modality_lut(stored, file), None
     else:
-        slopes, intercepts = np.array(lines).T
-        shape = (-1, 1, 1) if stored.ndim > 2 else ()
-        array = stored.astype(np.float64)
-        array = array * slopes.reshape(shape) + intercepts.reshape(shape)
-        ends = np.array(lines) @ np.array([limits, (1, 1)])
+        array = stored.astype(np.float64).reshape(shape) * slopes[:, None, None]
+        array = (array + intercepts[:, None, None]).reshape(stored.shape)
+        lowest = -(2 ** (file.BitsStored - 1)) if file.PixelRepresentation else 0
+        ends = np.outer([lowest, lowest + 2**file.BitsStored - 1], slopes) + intercepts
         full = float(ends.min()), float(ends.max())
     group = _group(file, "FrameVOILUTSequence", frames[0])
     has_window = "WindowCenter" in group or "VOILUTSequence" in file
     voi = (lambda: _dicom_window(file, group, array)) if has_window else None
-    return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(file, list(frames)))
-
-
-def _stored_limits(file: Any) -> tuple[int, int]:
-    bits = int(file.BitsStored)
-    return (
-        (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.PixelRepresentation else (0, 2**bits - 1)
-    )
+    return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(file, frames))
 
 
 def _dicom_window(file: Any, group: Any, array: Array) -> Array:
     """The file's first table or window, applied to values; from 0 to 1."""
-    pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
     if "VOILUTSequence" in file:
-        table = file.VOILUTSequence[0].LUTDescriptor
-        shown = pixels.apply_voi(array.astype(np.int64), file)
-        return np.asarray(shown / (2.0 ** table[2] - 1))
-    centre, width = (
-        float(one[0] if hasattr(one, "__len__") and not isinstance(one, str) else one)
-        for one in (group.WindowCenter, group.WindowWidth)
-    )
+        pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
+        bits = file.VOILUTSequence[0].LUTDescriptor[2]
+        return np.asarray(pixels.apply_voi(array.astype(np.int64), file) / (2.0**bits - 1))
+    centre, width = (float(np.ravel(one)[0]) for one in (group.WindowCenter, group.WindowWidth))
     kind = str(group.get("VOILUTFunction") or "LINEAR")
     if kind == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (array - centre) / width)))
     if kind == "LINEAR":  # DICOM PS3.3, C.11.2.1.2.1
-        return np.asarray((array - (centre - 0.5)) / max(width - 1, 1e-9) + 0.5)
+        centre, width = centre - 0.5, max(width - 1, 1e-9)
     return np.asarray((array - centre) / width + 0.5)
 
 
-def _rescale(file: Any, frame: int | None) -> tuple[float, float]:
-    """Slope and intercept of a frame."""
-    group = _group(file, "PixelValueTransformationSequence", frame)
-    return float(group.get("RescaleSlope", 1)), float(group.get("RescaleIntercept", 0))
-
-
-def _group(file: Any, name: str, frame: int | None) -> Any:
+def _group(file: Any, name: str, frame: int) -> Any:
     """What a DICOM file says of a frame: for each, for all, or in the file itself."""
-    for groups, number in (("PerFrame", frame or 0), ("Shared", 0)):
+    for groups, number in (("PerFrame", frame), ("Shared", 0)):
         several = file.get(f"{groups}FunctionalGroupsSequence")
         if several and number < len(several) and several[number].get(name):
             return several[number][name][0]
     return file
 
 
-def _dicom_affine(file: Any, frames: list[int | None]) -> Array | None:
+def _dicom_affine(file: Any, frames: list[int]) -> Array | None:
     """From (frame, row, column), or (row, column, 0) of one frame, to mm; None where unknown."""
     starts = [
         _group(file, "PlanePositionSequence", one).get("ImagePositionPatient") for one in frames
@@ -482,10 +397,7 @@ def _read_nifti(path: Path, content: bytes) -> _Values:
         limit = 8 * MAX_PIXELS + 2**20
         with gzip.open(io.BytesIO(content)) as file:
             content = file.read(limit + 1)
-        if len(content) > limit:
-            raise CommandError(
-                f"{path} unpacks to more than {limit // 10**6} MB; scale it down first"
-            )
+        _check_size(path, len(content), limit, "bytes unpacked")
     is_second = 540 in (int.from_bytes(content[:4], order) for order in ("little", "big"))
     scan = (nibabel.Nifti2Image if is_second else nibabel.Nifti1Image).from_bytes(content)
     shape = scan.shape
@@ -496,8 +408,7 @@ def _read_nifti(path: Path, content: bytes) -> _Values:
             f"{path} has shape {scan.shape} of {scan.get_data_dtype()}, and only single volumes of "
             "plain numbers are read; save one with nibabel.four_to_three(scan)[0]"
         )
-    if np.prod(shape, dtype=float) > MAX_PIXELS:
-        raise _too_large(path, *shape)
+    _check_size(path, math.prod(shape), MAX_PIXELS, "voxels", " x ".join(map(str, shape)))
     array = np.asanyarray(scan.dataobj).reshape(shape)
     low, high = (float(scan.header[name]) for name in ("cal_min", "cal_max"))
     voi = (lambda: (array - low) / (high - low)) if high > low else None
@@ -511,12 +422,3 @@ def nifti_file(maps: Array, affine: Array) -> bytes:
     scan = nibabel.Nifti1Image(values[..., 0] if len(maps) == 1 else values, affine)
     scan.header["descrip"] = NIFTI_NOTE
     return gzip.compress(scan.to_bytes(), mtime=0)
-
-
-def is_own_nifti(path: Path) -> bool:
-    """Whether a file was written from ``nifti_file``, as its header says."""
-    try:
-        with gzip.open(path) as file:
-            return file.read(228)[148:].startswith(NIFTI_NOTE)
-    except (OSError, EOFError, zlib.error):
-        return False

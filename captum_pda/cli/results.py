@@ -7,12 +7,13 @@ were made. So a folder's run that was stopped goes on where it was, and nothing 
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
 from captum_pda.cli.photos import nifti_file
-from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import (
     SETTINGS,
     Record,
@@ -34,11 +35,11 @@ from captum_pda.datasets.result_folder import (
     safetensors_file,
     stored_record,
 )
+from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
-from captum_pda.model.measures import Measure
-from captum_pda.report.report import report_page
+from captum_pda.report.report import write_report
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
@@ -53,29 +54,11 @@ COLUMNS = ("left", "middle", "right")
 
 
 class PhotoWriter:
-    """Writes the picture, the numbers and the page of each photo.
+    """Writes the picture, the numbers and the page of each photo, and tells of single ones."""
 
-    Args:
-        plan: where they go.
-        classifier: what explained them.
-        overwrite: whether to replace files that this command did not write.
-        notes: further facts to store with the numbers.
-        tell: called with each photo, its explanation and the files written.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        classifier: Classifier,
-        overwrite: bool = False,
-        notes: Mapping[str, Any] | None = None,
-        tell: Callable[[Path, Explanation, Sequence[Path]], None] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.classifier = classifier
-        self.overwrite = overwrite
-        self.notes = dict(notes or {})
-        self.tell = tell
+    def __init__(self, plan: Plan, classifier: Classifier, options: argparse.Namespace) -> None:
+        self.plan, self.classifier, self.options = plan, classifier, options
+        self.overwrite: bool = options.overwrite
         self.settings: dict[str, Any] = {}
 
     def start(self, settings: dict[str, Any]) -> None:
@@ -86,73 +69,90 @@ class PhotoWriter:
             return
         try:
             keep_settings(folder, settings, self.overwrite)
-        except SettingsError as error:
-            raise UsageError(f"--output {error}") from error
-        except OSError as error:
-            raise CommandError(
-                f"--output {folder} cannot be written ({error.strerror or error}); choose another "
-                "place"
-            ) from error
+        except (SettingsError, OSError) as error:
+            raise UsageError(f"--output {error}; choose another place") from error
         remove_parts(folder)
 
     def stored(self, number: int) -> Record | None:
         """What a photo's result in a folder was made from; a single photo is explained anew."""
-        place = self.plan.places[number]
-        whole = all(file.is_file() for file in place.files)
-        if self.plan.folder is None or place.numbers is None or not whole:
+        files = self.plan.places[number].files
+        if self.plan.folder is None or not all(file.is_file() for file in files.values()):
             return None
-        return stored_record(place.numbers, self.settings)
+        return stored_record(files["numbers"], self.settings)
 
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
-        place = self.plan.places[number]
-        is_flat = explanation.image.dim() == 4  # a page shows images only
-        if place.picture is not None:
+        photo, files = self.plan.places[number]
+        settings = {**self.settings, **record.settings, "weights": self.classifier.weights}
+        settings |= {"prior_file": str(self.options.prior), "summary": summary_row(explanation)}
+        if "picture" in files:
             figure = draw_picture(explanation, self.classifier)
-            write_figure(place.picture, figure, self.overwrite)
-        settings = {**self.settings, **self.notes, **record.settings}
-        if place.volume is not None:
+            write_figure(files["picture"], figure, self.overwrite)
+        if "volume" in files:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
             content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
-            write_result(place.volume, content, self.overwrite)
-        title = place.photo.name
-        if self.plan.folder is not None and place.picture is not None:
-            below = place.picture.relative_to(self.plan.folder).parent
-            title = (below / place.photo.name).as_posix()
-        settings["summary"] = in_a_row(explanation)
-        if place.page is not None and explanation.evidence is not None and is_flat:
-            page = photo_page(place.photo, title, explanation, self.classifier, settings)
-            write_result(place.page, page, self.overwrite)
-        if place.numbers is not None:
+            write_result(files["volume"], content, self.overwrite)
+        if "page" in files and explanation.evidence is not None:
+            above = self.plan.folder or files["page"].parent
+            title = (files["page"].relative_to(above).parent / photo.name).as_posix()
+            page = self.page(photo, title, explanation, settings)
+            write_result(files["page"], page, self.overwrite)
+        if "numbers" in files:
             content = self.numbers(number, explanation, record, settings)
-            write_result(place.numbers, content, self.overwrite)
-        if self.tell is not None:
-            self.tell(place.photo, explanation, place.files)
+            write_result(files["numbers"], content, self.overwrite)
+        if self.plan.folder is None and not self.options.quiet:
+            print(f"{photo}: {top_classes(explanation)}")
+            print("\n".join(explanation_lines(explanation)))
+            print(f"Written: {', '.join(map(str, files.values()))}")
 
     def numbers(
         self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]
     ) -> bytes:
         """The content of the file of numbers of a photo."""
-        place = self.plan.places[number]
-        ending = "" if place.numbers is None else place.numbers.suffix
+        ending = self.plan.places[number].files["numbers"].suffix
         return numbers_in_file(ending, explanation, record.outputs, settings)
+
+    def page(
+        self, photo: Path, title: str, explanation: Explanation, settings: Mapping[str, Any]
+    ) -> bytes:
+        """The report of an explained photo."""
+        evidence = cast(WindowEvidence, explanation.evidence)
+        answers, labels = [answer.classes for answer in explanation.answers], explanation.labels
+        is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
+        pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None
+        spacing = None
+        if settings.get("affine") is not None and not is_flat:
+            spacing = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0).tolist()
+        colours = self.classifier.preprocessing.colours(explanation.image)
+        page = write_report(
+            {explanation.method.partition(",")[0]: evidence},
+            None,
+            labels,
+            *colours,
+            title=title,
+            truth=true_class(photo, labels),
+            spacing=spacing,
+            targets=[classes[0] for classes in answers],
+            contrast=None if pair is None else (pair[0], pair[1]),
+            settings=settings,
+            test=explanation.answers[0].test or False,
+        )
+        return str(page).encode()
 
 
 def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
     one scale."""
     mean, std = classifier.preprocessing.colours(explanation.image)
-    titles = []
-    for answer in explanation.answers:
-        shares = [float(explanation.predictions[number]) for number in answer.classes]
-        name = answer.name.replace(" rather than ", "\nrather than ")
-        chances = " : ".join(explanation.measure.in_words(share) for share in shares)
-        lines = [*name.splitlines(), chances]
-        if explanation.evidence is None or len(explanation.answers) > 1:
-            lines.append(explanation.method)
-        titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     evidence, (first, *others) = explanation.evidence, explanation.answers
     is_volume = explanation.image.dim() != 4
+    titles = []
+    for answer in explanation.answers:
+        lines = [*answer.name.replace(" rather than ", "\nrather than ").splitlines()]
+        lines.append(predictions_in_words(answer, explanation, " : "))
+        if evidence is None or others:
+            lines.append(explanation.method)
+        titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     if evidence is not None and (is_volume or not others):
         target, rather_than = (*first.classes, None)[:2]
         figure, axes = visualize_explanation(
@@ -167,20 +167,17 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             note=explanation.method,
             use_pyplot=False,
         )
-        if is_volume:
-            return figure
-        for panel in axes[:2]:
+        for panel in [] if is_volume else axes[:2]:
             _draw_box(panel, first)
         return figure
     n_panels = len(titles) + 1
-    n_rows = math.ceil(n_panels / MAX_COLUMNS)
     figure, axes = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
         titles=titles,
         image_title="the photo as the model sees it",
         measure=explanation.measure,
-        n_columns=math.ceil(n_panels / n_rows),
+        n_columns=math.ceil(n_panels / math.ceil(n_panels / MAX_COLUMNS)),
         mean=mean,
         std=std,
         use_pyplot=False,
@@ -195,9 +192,9 @@ def _draw_box(axes: Any, answer: Answer) -> None:
     """The box of a detector that an answer is about."""
     if answer.box is not None:
         left, top, right, bottom = answer.box
-        size = right - left, bottom - top
-        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="black", linewidth=3))
-        axes.add_patch(Rectangle((left, top), *size, fill=False, edgecolor="yellow", linewidth=1.5))
+        for colour, width in (("black", 3.0), ("yellow", 1.5)):
+            outline: dict[str, Any] = {"fill": False, "edgecolor": colour, "linewidth": width}
+            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **outline))
 
 
 def numbers_in_file(
@@ -213,17 +210,15 @@ def numbers_in_file(
     and of them alone); and the settings and names as JSON, in the array
     "settings" or the file's header.
     """
-    second = [
-        answer.classes[1] if len(answer.classes) > 1 else -1 for answer in explanation.answers
-    ]
+    answers = explanation.answers
     tensors = {
-        "bits": torch.stack([answer.bits for answer in explanation.answers]).cpu().float(),
-        "first": torch.tensor([answer.classes[0] for answer in explanation.answers]),
-        "second": torch.tensor(second),
+        "bits": torch.stack([answer.bits for answer in answers]).cpu().float(),
+        "first": torch.tensor([answer.classes[0] for answer in answers]),
+        "second": torch.tensor([(*answer.classes, -1)[1] for answer in answers]),
     }
     if explanation.measure.needs_probabilities:
         tensors["probabilities"] = explanation.predictions.cpu().float()
-    tests = [answer.test for answer in explanation.answers]
+    tests = [answer.test for answer in answers]
     if tests[0] is not None:
         tensors["test_shares"] = tests[0].shares.cpu().float()
         for name in ("hidden", "shown"):
@@ -232,8 +227,7 @@ def numbers_in_file(
             tensors[f"test_{name}"] = torch.stack(curves).cpu().float()
     if outputs is not None:
         tensors["outputs"] = plain_outputs(outputs)
-    names = [answer.name for answer in explanation.answers]
-    header = json_text({**settings, "answers": names})
+    header = json_text({**settings, "answers": [answer.name for answer in answers]})
     if ending == ".safetensors":
         return safetensors_file(tensors, {SETTINGS: header})
     file = io.BytesIO()
@@ -247,86 +241,67 @@ def plain_outputs(outputs: Tensor) -> Tensor:
     return (outputs if outputs.dtype == torch.float64 else outputs.float()).cpu()
 
 
-def photo_page(
-    photo: Path,
-    title: str,
-    explanation: Explanation,
-    classifier: Classifier,
-    settings: Mapping[str, Any],
-) -> bytes:
-    """The report of an explained photo."""
-    if explanation.evidence is None:
-        raise ValueError("a page needs the evidence of windows, which this method does not give")
-    answers = [answer.classes for answer in explanation.answers]
-    pair = next((classes for classes in answers if len(classes) == 2), None)
-    colours = classifier.preprocessing.colours(explanation.image)
-    truth = true_class(photo, explanation.labels)
-    return report_page(
-        {explanation.method.partition(",")[0]: explanation.evidence},
-        title,
-        explanation.labels,
-        *colours,
-        truth=truth,
-        targets=[classes[0] for classes in answers],
-        contrast=None if pair is None else (pair[0], pair[1]),
-        settings=settings,
-        test=explanation.answers[0].test or False,
-    )
-
-
 # In words
 
 
-def in_a_row(explanation: Explanation) -> dict[str, Any]:
+def summary_row(explanation: Explanation) -> dict[str, Any]:
     """What a table of many photos tells of the first answer."""
-    answer, measure = explanation.answers[0], explanation.measure
-    strongest = {
-        kind: regions[0].value if regions else None
-        for kind, regions in (("for", answer.speak_for), ("against", answer.speak_against))
-    }
+    answer = explanation.answers[0]
     return {
         "answer": answer.name,
         "prediction": float(explanation.predictions[answer.classes[0]]),
-        "strongest_for": strongest["for"],
-        "strongest_against": strongest["against"],
-        "unit": measure.unit,
+        "strongest_for": answer.speak_for[0].value if answer.speak_for else None,
+        "strongest_against": answer.speak_against[0].value if answer.speak_against else None,
+        "unit": explanation.measure.unit,
         "total": answer.total,
         "test": None if answer.test is None else str(answer.test),
     }
 
 
-def top_classes(predictions: Tensor, labels: Sequence[str], measure: Measure, n: int = 5) -> str:
+def top_classes(explanation: Explanation, n: int = 5) -> str:
     """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
-    best = predictions.topk(min(n, len(labels)))
+    best = explanation.predictions.topk(min(n, len(explanation.labels)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return ", ".join(f"{labels[number]} {measure.in_words(one)}" for number, one in pairs)
+    in_words = explanation.measure.in_words
+    return ", ".join(f"{explanation.labels[number]} {in_words(one)}" for number, one in pairs)
 
 
-def answer_lines(answer: Answer, explanation: Explanation) -> Iterator[str]:
-    """The question, the map's test, and each region that is listed with its answers."""
+def predictions_in_words(answer: Answer, explanation: Explanation, between: str) -> str:
+    """What the model says of an answer's classes."""
+    shares = (float(explanation.predictions[number]) for number in answer.classes)
+    return between.join(explanation.measure.in_words(share) for share in shares)
+
+
+def explanation_lines(explanation: Explanation) -> Iterator[str]:
+    """Each question, the map's test, and each region that is listed with its answers."""
     measure = explanation.measure
-    shares = [float(explanation.predictions[number]) for number in answer.classes]
-    chances = " against ".join(measure.in_words(share) for share in shares)
-    total = ""
-    if answer.total is not None:
-        amount = with_unit(answer.total, measure)
-        total = f" In all {amount} over an input with nothing seen."
-    yield f"Why {answer.name} ({chances})?{total}"
-    if answer.test is not None:
-        yield f"  {answer.test}"
-    lines = regions_in_words(answer.speak_for, answer.speak_against)
-    regions = [*answer.speak_for, *answer.speak_against]
-    strongest = max((_says(region) for region in regions), default=0.0)
     least = LEAST_BITS if measure.needs_probabilities else 0.0
-    if strongest <= least:
-        yield "  no region says anything" + (f", to within {least} {measure.unit}" if least else "")
-        return
-    for line, region in zip(lines, regions, strict=True):
-        if _says(region) > LEAST_SHARE * strongest:
-            yield f"  {line} ({place(region)})"
+    for answer in explanation.answers:
+        total = ""
+        if answer.total is not None:
+            amount = with_unit(answer.total, measure)
+            total = f" In all {amount} over an input with nothing seen."
+        chances = predictions_in_words(answer, explanation, " against ")
+        yield f"Why {answer.name} ({chances})?{total}"
+        if answer.test is not None:
+            yield f"  {answer.test}"
+        lines = regions_in_words(answer.speak_for, answer.speak_against)
+        regions = [*answer.speak_for, *answer.speak_against]
+        strongest = max(map(_strength, regions), default=0.0)
+        if strongest <= least:
+            within = f", to within {least} {measure.unit}" if least else ""
+            yield f"  no region says anything{within}"
+            continue
+        for line, region in zip(lines, regions, strict=True):
+            if _strength(region) > LEAST_SHARE * strongest:
+                yield f"  {line} ({place(region)})"
+    if explanation.roi is not None:
+        share = float(explanation.roi.float().mean())
+        yield f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere."
+    yield from explanation.decided
 
 
-def _says(region: StrongRegion) -> float:
+def _strength(region: StrongRegion) -> float:
     """The largest answer to a question about a region, without its sign."""
     answers = (region.value, region.lost, region.alone)
     return max(abs(answer) for answer in answers if answer is not None)

@@ -30,11 +30,7 @@ def optional_module(name: str, package: str = '"captum_pda[demo]"') -> ModuleTyp
         ) from error
 
 
-def one_line(error: BaseException) -> str:
-    """An error's message without line breaks."""
-    return in_command_words(str(error)) or type(error).__name__
-
-
-def in_command_words(message: str) -> str:
+def one_line(message: BaseException | str) -> str:
     """A message of the library in one line, with this command's name of an argument."""
-    return re.sub(r"\boutput='(\w+)'", r"--output-kind \1", " ".join(message.split()))
+    text = " ".join(str(message).split()) or type(message).__name__
+    return re.sub(r"\boutput='(\w+)'", r"--output-kind \1", text)

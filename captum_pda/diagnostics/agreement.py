@@ -15,14 +15,9 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
-from captum_pda.diagnostics.approximation import (
-    target_or_predicted,
-    with_conditional_mean,
-    with_prior,
-    with_samples,
-)
-from captum_pda.methods.base import PerturbationPDA
+from captum_pda.diagnostics.approximation import settings_of, target_or_predicted
 from captum_pda.methods.gradient import GradientPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, SampledPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents
@@ -118,11 +113,12 @@ def algorithm_agreement(
     generator = generator or torch.Generator().manual_seed(torch.initial_seed())
     windows = (additional_forward_args, sliding_window_shapes, strides)
     passes = (perturbations_per_eval, show_progress)
-    efficient, sampled = with_conditional_mean(pda), with_samples(pda)
+    model, settings = pda.forward_func, settings_of(pda)
     averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
-    empirical = with_prior(pda, averaging)
-    gradient = GradientPDA(pda.forward_func, pda.prior, pda.output_kind, pda.measure)
-    evidence = efficient.evidence(inputs, *windows, *passes)
+    empirical = EfficientPDA(model, averaging, **settings)
+    sampled = SampledPDA(model, pda.prior, **settings)
+    gradient = GradientPDA(model, pda.prior, pda.output_kind, pda.measure)
+    evidence = EfficientPDA(model, pda.prior, **settings).evidence(inputs, *windows, *passes)
     target = target_or_predicted(target, evidence)
     arguments = (inputs, target, *windows)
     return map_agreement(

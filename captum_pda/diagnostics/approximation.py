@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,11 +14,8 @@ from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import PerturbationPDA
-from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, SampledPDA
 from captum_pda.model.inputs import check_choice, check_count, check_images
-from captum_pda.priors import PatchPrior
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid
 
@@ -46,79 +43,48 @@ class SomeWindows:
     def of(self, inputs: Tensor, generator: torch.Generator | None) -> WindowGrid:
         """These windows of images (N, C, *space), the same for every example."""
         (grid,) = make_grids((inputs,), self.sliding_window_shapes, 1)
-        if self.corners is not None:
-            return grid.pick(_numbers_at(grid, self.corners))
-        return grid.pick(_random_numbers(grid, check_count("n", self.n), generator))
+        if self.corners is None:
+            n, seed = check_count("n", self.n), device_sync.draw_seed(generator)
+            order = np.random.default_rng(seed % 2**64).permutation(len(grid))
+            return grid.pick(sorted(order[:n].tolist()))
+        numbers = []
+        for corner in self.corners:
+            try:
+                numbers.append(int(np.ravel_multi_index(tuple(corner), grid.shape)))
+            except ValueError:
+                raise ValueError(
+                    f"no window of {grid.window} starts at {tuple(corner)}; a corner has "
+                    f"{len(grid.shape)} numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
+                ) from None
+        return grid.pick(numbers)
 
 
 def chosen_windows(
-    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
+    windows: SomeWindows | WindowGrid,
+    inputs: Tensor,
+    generator: torch.Generator | None,
+    one: bool = False,
 ) -> WindowGrid:
-    """The windows that were asked for, of images (N, C, *space)."""
+    """The windows that were asked for, of images (N, C, *space); or ``one`` window of one image."""
     check_images("inputs", inputs)
-    if isinstance(windows, WindowGrid):
-        return windows
-    if not isinstance(windows, SomeWindows):
+    if not isinstance(windows, SomeWindows | WindowGrid):
         raise TypeError(
             f"windows must be SomeWindows or a WindowGrid, got {windows!r}; for example "
             "SomeWindows(20) or SomeWindows(corners=[(0, 0)])"
         )
-    return windows.of(inputs, generator)
-
-
-def chosen_window(
-    windows: SomeWindows | WindowGrid, inputs: Tensor, generator: torch.Generator | None
-) -> WindowGrid:
-    """The one window that was asked for, of one image (1, C, *space)."""
-    window = chosen_windows(windows, inputs, generator)
-    if len(inputs) != 1:
+    grid = windows.of(inputs, generator) if isinstance(windows, SomeWindows) else windows
+    if one and len(inputs) != 1:
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
-    if len(window) != 1:
+    if one and len(grid) != 1:
         raise ValueError(
-            f"windows holds {len(window)} windows, and this looks at one; give SomeWindows(1) or "
+            f"windows holds {len(grid)} windows, and this looks at one; give SomeWindows(1) or "
             "one corner"
         )
-    return window
+    return grid
 
 
-def _numbers_at(grid: WindowGrid, corners: Sequence[Sequence[int]]) -> list[int]:
-    """The numbers of the windows whose first pixels are given."""
-    numbers = []
-    for corner in corners:
-        if len(corner) != len(grid.shape) or not all(
-            0 <= start < size for start, size in zip(corner, grid.shape, strict=True)
-        ):
-            raise ValueError(
-                f"no window of {grid.window} starts at {tuple(corner)}; a corner has "
-                f"{len(grid.shape)} numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
-            )
-        numbers.append(int(np.ravel_multi_index(tuple(corner), grid.shape)))
-    return numbers
-
-
-def _random_numbers(grid: WindowGrid, n: int, generator: torch.Generator | None) -> list[int]:
-    """The numbers of some windows, each as likely as any other, in the grid's order."""
-    seed = device_sync.draw_seed(generator)
-    order = np.random.default_rng(seed % 2**64).permutation(len(grid))
-    return sorted(int(number) for number in order[:n])
-
-
-def with_samples(pda: PerturbationPDA) -> SampledPDA:
-    """SampledPDA with the same model, prior and settings."""
-    return SampledPDA(pda.forward_func, pda.prior, **_settings(pda))
-
-
-def with_conditional_mean(pda: PerturbationPDA) -> EfficientPDA:
-    """EfficientPDA with the same model, prior and settings."""
-    return with_prior(pda, pda.prior)
-
-
-def with_prior(pda: PerturbationPDA, prior: PatchPrior | None) -> EfficientPDA:
-    """EfficientPDA with the same model and settings, and another prior."""
-    return EfficientPDA(pda.forward_func, prior, **_settings(pda))
-
-
-def _settings(pda: PerturbationPDA) -> dict[str, Any]:
+def settings_of(pda: PerturbationPDA) -> dict[str, Any]:
+    """The settings of a method beside its model and prior, for another method."""
     return {
         "output": pda.output_kind,
         "measure": pda.measure,
@@ -225,11 +191,11 @@ def conditional_mean_error(
     n_samples = check_count("n_samples", n_samples)
     if n_samples < 2:
         raise ValueError(f"n_samples={n_samples} has no standard error; draw 2 or more")
-    some = SomeWindows(8) if windows is None else windows
-    grid = chosen_windows(some, inputs, generator)
+    grid = chosen_windows(windows or SomeWindows(8), inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, regions=grid)
-    sampled = with_samples(pda).evidence(
+    model, settings = (pda.forward_func, pda.prior), settings_of(pda)
+    efficient = EfficientPDA(*model, **settings).evidence(*common, regions=grid)
+    sampled = SampledPDA(*model, **settings).evidence(
         *common, n_samples=n_samples, generator=generator, regions=grid
     )
     target = target_or_predicted(target, efficient)
@@ -320,20 +286,20 @@ def sampling_convergence(
         >>> diagnostics.sampling_convergence(EfficientPDA(model), image, repeats=4).spread
     """
     n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
-    some = SomeWindows(1) if windows is None else windows
-    window = chosen_window(some, inputs, generator)
+    window = chosen_windows(windows or SomeWindows(1), inputs, generator, one=True)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    efficient = with_conditional_mean(pda).evidence(*common, regions=window)
+    model, settings = (pda.forward_func, pda.prior), settings_of(pda)
+    efficient = EfficientPDA(*model, **settings).evidence(*common, regions=window)
     target = target_or_predicted(target, efficient)
     # The same window many times with one sample each, so that every sample is kept apart.
     copies = window.pick([0] * (n_samples * repeats))
-    single = with_samples(pda).evidence(*common, n_samples=1, generator=generator, regions=copies)
-    predictions = in_double(cast(Tensor, single.predictions_without(target))).reshape(
-        repeats, n_samples
+    single = SampledPDA(*model, **settings).evidence(
+        *common, n_samples=1, generator=generator, regions=copies
     )
+    predictions = in_double(cast(Tensor, single.predictions_without(target)))
     counts = torch.arange(1, n_samples + 1, device=predictions.device)
     return SamplingConvergence(
-        predictions.cumsum(dim=1) / counts,
+        predictions.reshape(repeats, n_samples).cumsum(dim=1) / counts,
         float(cast(Tensor, efficient.predictions_without(target))),
         tuple(window.corner_array[0].tolist()),
     )
@@ -419,14 +385,38 @@ def activation_statistics(
     check_choice("of", of, ("output", "input"))
     if windows is None:
         windows = SomeWindows(corners=[(0,) * len(check_images("inputs", inputs).shape[2:])])
-    window = chosen_window(windows, inputs, generator)
-    units = _Activations(pda.forward_func, layer, of)
+    window = chosen_windows(windows, inputs, generator, one=True)
+    seen: list[Any] = []
+
+    # Copies, since what comes after may write into the same memory.
+    def record(module: nn.Module, arguments: tuple[Any, ...], output: Any = None) -> None:
+        value = output if of == "output" else next(iter(arguments), None)
+        seen.append(value.clone() if isinstance(value, Tensor) else value)
+
+    def units(*arguments: Any) -> Tensor:
+        register = (
+            layer.register_forward_hook if of == "output" else layer.register_forward_pre_hook
+        )
+        hook = register(record)
+        seen.clear()
+        try:
+            pda.forward_func(*arguments)
+        finally:
+            hook.remove()
+        if not seen or not isinstance(seen[-1], Tensor):
+            found = f"has no tensor as its {of}" if seen else "was not called by the model"
+            raise ValueError(
+                f"the layer {type(layer).__name__} {found}; give another module of the model, such "
+                "as model.classifier"
+            )
+        return seen[-1].flatten(1)
+
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
-    settings: dict[str, Any] = {"prior": pda.prior, "output": "raw", "engine": "dense"}
-    settings["process_group"] = pda.process_group
-    at_mean = EfficientPDA(units, **settings).evidence(*common, regions=window)
+    settings = settings_of(pda) | {"output": "raw", "measure": "weight_of_evidence"}
+    settings["engine"] = "dense"
+    at_mean = EfficientPDA(units, pda.prior, **settings).evidence(*common, regions=window)
     # The same window many times with one sample each, so that every sample is kept apart.
-    samples = SampledPDA(units, **settings).evidence(
+    samples = SampledPDA(units, pda.prior, **settings).evidence(
         *common, n_samples=1, generator=generator, regions=window.pick([0] * n_samples)
     )
     activations = in_double(samples.parts[0].scores[0])
@@ -438,49 +428,3 @@ def activation_statistics(
         in_double(at_mean.scores[0]),
         n_samples,
     )
-
-
-class _Activations(nn.Module):
-    """A model that returns what one of its layers got or gave, one row per example."""
-
-    def __init__(self, forward_func: Callable[..., Any], layer: nn.Module, of: str) -> None:
-        super().__init__()
-        # A module among them is found by evaluation_mode, and put back after.
-        self._forward_func = forward_func
-        self._layer = layer
-        self._of = of
-        self.training = False
-
-    def forward(self, *arguments: Any) -> Tensor:
-        seen: list[Any] = []
-
-        # Copies, since what comes after may write into the same memory.
-        def before(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-            seen.append(_copied(inputs[0] if inputs else None))
-
-        def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            seen.append(_copied(output))
-
-        if self._of == "input":
-            hook = self._layer.register_forward_pre_hook(before)
-        else:
-            hook = self._layer.register_forward_hook(after)
-        try:
-            self._forward_func(*arguments)
-        finally:
-            hook.remove()
-        if not seen:
-            raise ValueError(
-                f"the layer {type(self._layer).__name__} was not called by the model; give one of "
-                "its own modules, such as model.classifier"
-            )
-        if not isinstance(seen[-1], Tensor):
-            raise TypeError(
-                f"the layer's {self._of} is a {type(seen[-1]).__name__}, not a tensor; give "
-                "another layer"
-            )
-        return seen[-1].flatten(1)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

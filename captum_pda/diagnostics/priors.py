@@ -14,10 +14,11 @@ from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.diagnostics.removal import removal_examples
 from captum_pda.evidence.self_test import hidden_copies
+from captum_pda.evidence.strongest import pixels_of
 from captum_pda.model.inputs import check_count, check_images
 from captum_pda.priors import prior_for
 from captum_pda.regions.choice import choose_regions
-from captum_pda.regions.protocol import Regions
+from captum_pda.regions.protocol import Regions, box_values, inside_regions
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -111,16 +112,12 @@ def prior_quality(
     model = (forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval)
     surviving = []
     with removal_examples(*model) as examples:
-        for number, example in enumerate(examples):
+        for number, (image, predict) in enumerate(examples):
             masks = _random_masks(chosen, number, shares, n_draws, draws)
-            copies = hidden_copies(inputs[number], masks, prior)
-
-            def some(rows: Tensor, copies: Tensor = copies) -> Tensor:
-                return copies[rows.to(copies.device)]
-
-            found = example.predictions(len(copies), some)
-            means = found.reshape(len(shares), n_draws).mean(dim=1)
-            surviving.append(means / example.unchanged())
+            copies = torch.cat([image.unsqueeze(0), hidden_copies(image, masks, prior)])
+            predictions = predict(copies.__getitem__, len(copies))
+            means = predictions[1:].reshape(len(shares), n_draws).mean(dim=1)
+            surviving.append(means / predictions[0])
     return PriorQuality(errors, spread, tuple(shares), torch.stack(surviving))
 
 
@@ -129,14 +126,11 @@ def _error(prior: Any, image: Tensor, regions: Regions, number: int) -> Tensor:
     total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
     for windows in regions.boxes(number):
         fills = prior_for(prior, "conditional_mean").conditional_mean(image, windows)
-        true = image.flatten(1)[:, windows.pixels(image.device)].transpose(0, 1)
-        squares = (fills.flatten(2) - true).square()
-        if windows.hidden is not None:
-            hidden = windows.hidden.flatten(1).to(image.device).unsqueeze(1)
-            squares, count = squares * hidden, count + int(hidden.sum()) * len(image)
-        else:
-            count += squares.numel()
-        total += device_sync.in_double(squares.sum()).cpu()
+        differences = fills - box_values(image, windows)
+        errors = inside_regions(windows, differences, torch.zeros_like(differences))
+        total += device_sync.in_double(errors.square().sum()).cpu()
+        hidden = windows.hidden
+        count += errors.numel() if hidden is None else int(hidden.sum()) * len(image)
     return (total / count).sqrt()
 
 
@@ -148,18 +142,9 @@ def _random_masks(
     draws: np.random.Generator,
 ) -> Tensor:
     """Which pixels are hidden with random regions, (shares * draws, *space)."""
-    groups = list(zip(regions.boxes(number), regions.members(number), strict=True))
-    numbers = np.concatenate([members for _, members in groups])
-    masks = torch.zeros(len(shares) * n_draws, *regions.space, dtype=torch.bool, device="cpu")
-    for row in range(len(masks)):
-        count = max(1, round(shares[row // n_draws] * len(numbers)))
-        hidden = set(draws.permutation(numbers)[:count].tolist())
-        flat = masks[row].view(-1)
-        for windows, members in groups:
-            pixels = windows.pixels()
-            for place, member in enumerate(members.tolist()):
-                if member in hidden:
-                    own = pixels[place]
-                    inside = windows.hidden[place].flatten() if windows.hidden is not None else ...
-                    flat[own[inside]] = True
-    return masks
+    numbers = np.concatenate(regions.members(number))
+    masks = np.zeros((len(shares) * n_draws, *regions.space), dtype=np.bool_)
+    for mask, share in zip(masks, np.repeat(shares, n_draws), strict=True):
+        for one in draws.permutation(numbers)[: max(1, round(share * len(numbers)))]:
+            mask |= pixels_of(regions, number, one, regions.space)
+    return torch.from_numpy(masks)

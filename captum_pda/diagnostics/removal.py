@@ -23,6 +23,8 @@ from captum_pda.priors.solver import weighted_means
 #: From an image (C, *space) and what is seen of it (K, *space) to what stands in the place of the
 #: rest, (C, *space) or one for each row, (K, C, *space).
 RemovalFill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+#: From a function that makes the copies of some numbers, and how many there are, to predictions.
+Predict: TypeAlias = Callable[[Callable[[Tensor], Tensor], int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,6 @@ class MeanFill:
         """The same fill whatever is seen, (C, *space)."""
         colour = image.flatten(1).mean(dim=1)
         return colour.reshape(-1, *[1] * (image.dim() - 1)).expand_as(image)
-
-
-@dataclass(frozen=True, eq=False)
-class _Constant:
-    """The same values whatever the image and what is seen of it."""
-
-    values: Tensor
-
-    def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
-        return self.values
 
 
 @dataclass(frozen=True)
@@ -99,77 +91,24 @@ FILLS: dict[str, RemovalFill] = {
 
 def resolve_fills(fills: Sequence[str] | Mapping[str, RemovalFill]) -> dict[str, RemovalFill]:
     """Fills by name: some of the known ones, or one's own."""
-    if isinstance(fills, Mapping):
-        found = dict(fills)
-    else:
-        names = [fills] if isinstance(fills, str) else list(fills)
-        unknown = [name for name in names if name not in FILLS]
-        if unknown:
-            raise ValueError(
-                f"fills={fills!r} names {unknown[0]!r}; choose from {', '.join(FILLS)}, or give "
-                "fills of your own by name, such as {'black': lambda image, seen: 0 * image}"
-            )
-        found = {name: FILLS[name] for name in names}
-    if not found:
+    if not isinstance(fills, Mapping):
+        names = [fills] if isinstance(fills, str) else fills
+        for name in names:
+            if name not in FILLS:
+                raise ValueError(
+                    f"fills={fills!r} names {name!r}; choose from {', '.join(FILLS)}, or give "
+                    "fills of your own by name, such as {'black': lambda image, seen: 0 * image}"
+                )
+        fills = {name: FILLS[name] for name in names}
+    if not fills:
         raise ValueError("fills is empty; give at least one, such as fills=('blur',)")
-    for name, fill in found.items():
+    for name, fill in fills.items():
         if not callable(fill):
             raise TypeError(
                 f"fills[{name!r}] is a {type(fill).__name__}; give a function from an image "
                 "(C, *space) and what is seen of it (K, *space) to a fill"
             )
-    return found
-
-
-class RemovalExample:
-    """One example, and what a model predicts of copies of it.
-
-    Args:
-        image: the example, (C, *space).
-        loop: takes copies through the model a batch at a time.
-        predict: from copies (copies, C, *space) to predictions (copies,).
-    """
-
-    def __init__(self, image: Tensor, loop: BatchLoop, predict: Callable[[Tensor], Tensor]) -> None:
-        self.image, self._loop, self._predict = image, loop, predict
-
-    def unchanged(self) -> Tensor:
-        """The prediction of the example as it is, (1,)."""
-        return self.predictions(1, lambda rows: self.image.unsqueeze(0).clone())
-
-    def predictions(self, n_copies: int, copies: Callable[[Tensor], Tensor]) -> Tensor:
-        """The predictions of copies 0, 1, ..., which are made a batch at a time, (n_copies,)."""
-        found = self._loop.run(
-            n_copies, lambda rows: self._predict(copies(torch.from_numpy(rows)))[:, None]
-        )
-        return found[:, 0]
-
-    def curve(
-        self, fill: RemovalFill, ranks: Tensor, counts: Tensor, first_seen: bool = False
-    ) -> Tensor:
-        """The predictions with the first pixels of an order removed, or only these seen, (counts,).
-
-        Args:
-            fill: what stands for removed pixels.
-            ranks: the place of each pixel in the order, (pixels,).
-            counts: how many pixels are the first ones of each copy.
-            first_seen: whether the first pixels are seen, and all others removed.
-        """
-        image = self.image
-
-        def copies(rows: Tensor) -> Tensor:
-            first = ranks < counts[rows.to(counts.device), None]
-            seen = (first if first_seen else ~first).view(-1, *image.shape[1:])
-            filled = fill(image, seen)
-            if filled.shape not in (image.shape, (len(seen), *image.shape)):
-                raise ValueError(
-                    f"a fill has shape {tuple(filled.shape)} where the image has "
-                    f"{tuple(image.shape)} and {len(seen)} rows are asked for; give "
-                    f"{tuple(image.shape)} or {(len(seen), *image.shape)}"
-                )
-            return torch.where(seen.unsqueeze(1), image, filled.to(image))
-
-        return self.predictions(len(counts), copies)
+    return dict(fills)
 
 
 @contextmanager
@@ -180,9 +119,9 @@ def removal_examples(
     additional_forward_args: object,
     output: str | OutputKind,
     perturbations_per_eval: int | None,
-) -> Iterator[list[RemovalExample]]:
-    """Every example of inputs (N, C, *space), while the model is in evaluation mode; without a
-    target the predicted class is looked at."""
+) -> Iterator[list[tuple[Tensor, Predict]]]:
+    """Every example of inputs (N, C, *space), and what the model predicts of copies of it, while
+    the model is in evaluation mode; without a target the predicted class is looked at."""
     check_images("inputs", inputs)
     kind = find_output_kind(output)
     if perturbations_per_eval is not None:
@@ -190,25 +129,57 @@ def removal_examples(
     inputs = inputs.detach()
     call = ModelCall(forward_func, (inputs,), additional_forward_args)
     batch_size = BatchSize(perturbations_per_eval, call.values_per_example)
+
+    def predictor(number: int, column: int) -> Predict:
+        forward, measure = call.for_example(number, 0), kind.measure()
+        loop = BatchLoop(batch_size, inputs[number : number + 1])
+
+        def predict(copies: Callable[[Tensor], Tensor], n_copies: int) -> Tensor:
+            found = loop.run(
+                n_copies,
+                lambda rows: kind.column(forward(copies(torch.from_numpy(rows))), column),
+            )
+            return measure.prediction(found[:, 0])
+
+        return predict
+
     with evaluation_mode(forward_func), torch.no_grad():
         outputs = call.unperturbed()
         explained = ExplainedOutputs.all_of(kind, outputs)
         columns = explained.watched_columns(target, explained.scores(outputs), "target")
-        yield [
-            RemovalExample(
-                inputs[number],
-                BatchLoop(batch_size, inputs[number : number + 1]),
-                _predictor(call.for_example(number, 0), kind, column),
+        yield [(inputs[number], predictor(number, column)) for number, column in enumerate(columns)]
+
+
+def removal_curve(
+    example: tuple[Tensor, Predict],
+    fill: RemovalFill,
+    ranks: Tensor,
+    counts: Tensor,
+    first_seen: bool = False,
+) -> Tensor:
+    """The predictions with the first pixels of an order removed, or only these seen, (counts,).
+
+    Args:
+        example: the image, and what predicts copies of it.
+        fill: what stands for removed pixels.
+        ranks: the place of each pixel in the order, (pixels,).
+        counts: how many pixels are the first ones of each copy.
+        first_seen: whether the first pixels are seen, and all others removed.
+    """
+    image, predict = example
+
+    def copies(rows: Tensor) -> Tensor:
+        first = ranks < counts[rows.to(counts.device), None]
+        seen = (first if first_seen else ~first).view(-1, *image.shape[1:])
+        filled = fill(image, seen)
+        if filled.shape not in (image.shape, (len(seen), *image.shape)):
+            raise ValueError(
+                f"a fill has shape {tuple(filled.shape)} where the image has {tuple(image.shape)} "
+                f"and {len(seen)} rows are asked for; give one for all or one for each row"
             )
-            for number, column in enumerate(columns)
-        ]
+        return torch.where(seen.unsqueeze(1), image, filled.to(image))
 
-
-def _predictor(
-    forward: Callable[[Tensor], Tensor], kind: OutputKind, column: int
-) -> Callable[[Tensor], Tensor]:
-    measure = kind.measure()
-    return lambda copies: measure.prediction(kind.column(forward(copies), column)[:, 0])
+    return predict(copies, len(counts))
 
 
 def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
@@ -228,7 +199,7 @@ def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
 
 def step_counts(n_pixels: int, n_steps: int, device: torch.device) -> Tensor:
     """How many pixels are changed after 0, 1, ... of equal steps, (steps + 1,)."""
-    return torch.linspace(0, n_pixels, n_steps + 1, device=device).round()
+    return torch.linspace(0, n_pixels, check_count("n_steps", n_steps) + 1, device=device).round()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -301,21 +272,17 @@ def faithfulness_curves(
         >>> curves = diagnostics.faithfulness_curves(model, image, attribution, target=3)
         >>> curves.deletion_area, curves.insertion_area
     """
-    n_steps = check_count("n_steps", n_steps)
-    deletion: list[Tensor] = []
-    insertion: list[Tensor] = []
+    curves = []
     model = (forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval)
     with removal_examples(*model) as examples:
         absent = torch.as_tensor(baselines, dtype=inputs.dtype, device=inputs.device)
-        absent = absent.expand_as(inputs)
         ranks = pixel_ranks(attributions, inputs)
         counts = step_counts(ranks.shape[1], n_steps, inputs.device)
-        for number, example in enumerate(examples):
-            fill = _Constant(absent[number])
-            deletion.append(example.curve(fill, ranks[number], counts))
-            insertion.append(example.curve(fill, ranks[number], counts, first_seen=True))
-    fractions = (counts / ranks.shape[1]).to(deletion[0].dtype)
-    return FaithfulnessCurves(fractions, torch.stack(deletion), torch.stack(insertion))
+        for example, order, fill in zip(examples, ranks, absent.expand_as(inputs), strict=True):
+            arguments = (example, lambda image, seen, fill=fill: fill, order, counts)
+            curves.append([removal_curve(*arguments, first_seen=seen) for seen in (False, True)])
+    deletion, insertion = (torch.stack(each) for each in zip(*curves, strict=True))
+    return FaithfulnessCurves((counts / ranks.shape[1]).to(deletion.dtype), deletion, insertion)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -401,7 +368,6 @@ def symmetric_relevance_gain(
 
         >>> print(diagnostics.symmetric_relevance_gain(model, image, attribution, target=3))
     """
-    n_steps = check_count("n_steps", n_steps)
     chosen = resolve_fills(fills)
     most: dict[str, list[Tensor]] = {name: [] for name in chosen}
     least: dict[str, list[Tensor]] = {name: [] for name in chosen}
@@ -409,14 +375,14 @@ def symmetric_relevance_gain(
     with removal_examples(*model) as examples:
         ranks = pixel_ranks(attributions, inputs)
         counts = step_counts(ranks.shape[1], n_steps, inputs.device)
-        for number, example in enumerate(examples):
-            unchanged = example.unchanged()
-            order = ranks[number]
+        for example, order in zip(examples, ranks, strict=True):
+            # Both ways begin and end alike, so those copies are run once.
+            unchanged = removal_curve(example, MeanFill(), order, counts[:1])
             for name, fill in chosen.items():
-                # Both ways begin and end alike, so those copies are run once.
-                down = example.curve(fill, order, counts[1:])
-                reverse = ranks.shape[1] - 1 - order
-                up = example.curve(fill, reverse, counts[1:-1]) if n_steps > 1 else down[:0]
+                down = removal_curve(example, fill, order, counts[1:])
+                up = down[:0]
+                if len(counts) > 2:
+                    up = removal_curve(example, fill, len(order) - 1 - order, counts[1:-1])
                 most[name].append(torch.cat([unchanged, down]))
                 least[name].append(torch.cat([unchanged, up, down[-1:]]))
     fractions = (counts / ranks.shape[1]).to(unchanged.dtype)

@@ -91,12 +91,11 @@ class AuditedEngine:
         self._example = example
         self._loop = BatchLoop(batch_size, example)
         self._random: np.random.Generator | None = None
-        self._spreads: dict[Hashable, _Spread] = {}
+        self._read: Read
+        #: The scores (copies, columns) since the last audit, by the size of the windows.
+        self._scores: dict[Hashable, list[Tensor]] = {}
         #: The copies with the largest random keys of each size: key, size, copy and its scores.
         self._picked: list[tuple[float, Hashable, Tensor, Tensor]] = []
-        self._read: Read
-        #: A unit in the last place of the largest output or score, in single precision or better.
-        self._last_place = torch.zeros((), device=example.device)
 
     @property
     def unfinished(self) -> Tensor | None:
@@ -112,7 +111,7 @@ class AuditedEngine:
             self._random = np.random.default_rng(list(map(device_sync.checksum, contents)))
         # Windows of one size have effects of one size; regions of any shape are sampled together.
         size = grid.window if grid.hidden is None else None
-        self._spreads.setdefault(size, _Spread()).add(scores.flatten(0, 1))
+        self._scores.setdefault(size, []).append(scores.flatten(0, 1))
         keys = self._random.random(len(grid))
         for window in np.argsort(-keys)[:N_COMPARED].tolist():
             sample = int(self._random.integers(len(fills)))
@@ -121,27 +120,25 @@ class AuditedEngine:
             copy[:, pixels] = fills[sample, window].flatten(1)
             found = scores[sample, window].clone()
             self._picked.append((float(keys[window]), size, copy.view_as(self._example[0]), found))
-        self._drop_all_but_some()
-        return scores
-
-    def _drop_all_but_some(self) -> None:
-        """Keep the copies with the largest keys, but one of each size."""
+        # The largest keys are kept, and the largest of each size.
         self._picked.sort(key=lambda pick: -pick[0])
         sizes = [size for _, size, _, _ in self._picked]
-        firsts = {sizes.index(size) for size in self._spreads}
-        others = [number for number in range(len(sizes)) if number not in firsts]
-        kept = sorted([*firsts, *others[: max(0, N_COMPARED - len(firsts))]])
-        self._picked = [self._picked[number] for number in kept]
+        order = sorted(range(len(sizes)), key=lambda n: (sizes.index(sizes[n]) != n, n))
+        n_kept = max(N_COMPARED, len(self._scores))
+        self._picked = [self._picked[n] for n in order[:n_kept]]
+        return scores
 
     def audit(self) -> Audit:
-        """Run some of the windows densely too, and compare."""
+        """Run some of the windows since the last audit densely too, and compare."""
         if not self._picked:
             return Audit()
         copies = torch.stack([copy for _, _, copy, _ in self._picked])
         found = torch.stack([scores for _, _, _, scores in self._picked])
-        spread = torch.stack([self._spreads[size].value() for _, size, _, _ in self._picked])
-        expected = self._dense_scores(copies)
-        unit = 2 * TIMES_ROUNDING * self._last_place
+        spreads = {size: _spread(torch.cat(scores)) for size, scores in self._scores.items()}
+        spread = torch.stack([spreads[size] for _, size, _, _ in self._picked])
+        self._scores, self._picked = {}, []
+        expected, last_place = self._dense_scores(copies)
+        unit = 2 * TIMES_ROUNDING * last_place
         size = torch.maximum(spread, unit).clamp_min(torch.finfo(spread.dtype).tiny)
         difference = _difference(found, expected) / size
         largest = device_sync.as_float(difference.max())
@@ -154,20 +151,21 @@ class AuditedEngine:
         agrees = device_sync.as_float((difference / allowed).max()) <= 1
         return Audit(len(copies), largest, device_sync.as_float(typical), agrees)
 
-    def _dense_scores(self, copies: Tensor) -> Tensor:
-        """The scores of copies (n, C, *space) on the dense engine, (n, columns)."""
+    def _dense_scores(self, copies: Tensor) -> tuple[Tensor, Tensor]:
+        """The scores (n, columns) of copies (n, C, *space) on the dense engine, and a unit in the
+        last place of the largest output or score, in single precision or better."""
+        units = [torch.zeros((), device=copies.device)]
 
         def run_batch(rows: Rows) -> Tensor:
             some = copies[torch.from_numpy(rows).to(copies.device)]
             outputs = self._forward(channels_last(some) if self._loop.channels_last else some)
             scores = self._read(outputs)
-            for values in (outputs, scores):
+            for values in (outputs.detach(), scores):
                 eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
-                size = values.detach().abs().nan_to_num(0, 0, 0).max()
-                self._last_place = torch.maximum(self._last_place, eps * size)
+                units.append(eps * values.abs().nan_to_num(0, 0, 0).max().float())
             return scores
 
-        return self._loop.run(len(copies), run_batch)
+        return self._loop.run(len(copies), run_batch), torch.stack(units).max()
 
     def _rounding(self, copies: Tensor, expected: Tensor, size: Tensor) -> Tensor:
         """How rounding changes these scores, as a fraction of ``size``, (columns,).
@@ -176,40 +174,22 @@ class AuditedEngine:
         by about a unit of the lowest precision that the model computes in.
         """
         with _CoarsestPrecision(copies.device.type) as precision:
-            runs = [torch.cat([self._dense_scores(copy[None]) for copy in copies])]
+            runs = [torch.cat([self._dense_scores(copy[None])[0] for copy in copies])]
         generator = torch.Generator().manual_seed(0)
         for _ in range(2):
             steps = torch.randint(-1, 2, copies.shape, generator=generator).to(copies.device)
-            runs.append(self._dense_scores(copies * (1 + precision.eps * steps).to(copies.dtype)))
+            changed = copies * (1 + precision.eps * steps).to(copies.dtype)
+            runs.append(self._dense_scores(changed)[0])
         squares = [(_difference(run, expected) / size).square().mean(dim=0) for run in runs]
         return torch.stack(squares).amax(dim=0).sqrt()
 
 
-class _Spread:
-    """The standard deviation of each column of scores that come in parts."""
-
-    def __init__(self) -> None:
-        # About the mean of the first scores: the number, the sum and the sum of squares.
-        self._origin: Tensor | None = None
-        self._moments: Tensor
-
-    def add(self, scores: Tensor) -> None:
-        """More rows, (n, columns); values that are not finite do not count."""
-        finite = torch.isfinite(scores)
-        if self._origin is None:
-            sums = torch.where(finite, scores, 0).sum(dim=0)
-            self._origin = sums / finite.sum(dim=0).clamp_min(1)
-            dtype = torch.promote_types(scores.dtype, torch.float32)
-            self._moments = scores.new_zeros(3, scores.shape[1], dtype=dtype)
-        values = torch.where(finite, scores - self._origin, 0)
-        self._moments += torch.stack([finite.sum(0), values.sum(0), values.square().sum(0)])
-
-    def value(self) -> Tensor:
-        """0 where there is one row only."""
-        count, total, squares = self._moments
-        count = count.clamp_min(1)
-        variance: Tensor = squares / count - (total / count).square()
-        return variance.clamp_min(0).sqrt()
+def _spread(scores: Tensor) -> Tensor:
+    """The standard deviation of each column, of what is finite; 0 where there is one row only."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    finite = scores.where(scores.isfinite(), torch.nan)
+    deviations = finite - finite.nanmean(dim=0)
+    return deviations.square().nanmean(dim=0).sqrt().nan_to_num(0)
 
 
 class _CoarsestPrecision(TorchFunctionMode):

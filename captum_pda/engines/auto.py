@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,12 +42,6 @@ MIN_SECONDS = 6.0
 #: The incremental engine must be this many times faster in the probe.
 MIN_SPEED_UP = 1.1
 
-FAILED = "the incremental engine failed"
-TOO_FEW = "too few windows to try another"
-NO_FASTER = "the incremental engine is no faster here"
-FASTER = "it is faster here"
-DISAGREED_BEFORE = "the incremental engine disagreed on another example"
-
 
 class AutoEngine:
     """Chooses between the dense and the incremental engine by trying both on a few windows.
@@ -65,6 +57,7 @@ class AutoEngine:
     def __init__(self, min_seconds: float = MIN_SECONDS) -> None:
         self.min_seconds = min_seconds
         self.report: EngineReport | None = None
+        #: By kind of input and shape of windows; without windows for all of them.
         self.choices: dict[Any, EngineReport] = {}
 
     def settings(self) -> dict[str, object]:
@@ -104,8 +97,7 @@ class PreparedAuto:
             try:
                 call.finish(self._incremental_engine())
             except IncrementalError as error:  # the model does something else with other values
-                report = EngineReport("dense", f"{FAILED}: {error}")
-                self._auto.choices[(*self._kind, grid.window)] = report
+                report = self._always_dense(f"the incremental engine failed: {error}")
         if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
             self._auto.report = report
         scores = call.finish(self._dense)
@@ -116,10 +108,13 @@ class PreparedAuto:
         """How the incremental engine's windows compare with the dense engine's."""
         audit = Audit() if self._incremental is None else self._incremental.audit()
         if not audit.agrees:
-            # From now on windows of these shapes are run densely at once.
-            for window in self._copies:
-                self._auto.choices[(*self._kind, window)] = EngineReport("dense", DISAGREED_BEFORE)
+            self._always_dense("the incremental engine disagreed on another example")
         return audit
+
+    def _always_dense(self, reason: str) -> EngineReport:
+        """From now on run inputs of this shape densely at once."""
+        report = self._auto.choices[self._kind] = EngineReport("dense", reason)
+        return report
 
     def _incremental_engine(self) -> AuditedEngine:
         if self._incremental is None:
@@ -129,44 +124,19 @@ class PreparedAuto:
 
     def _choice(self, call: _Call) -> EngineReport:
         """Which engine runs windows of this shape, and why."""
-        window = call.grid.window
-        report = self._auto.choices.get((*self._kind, window))
+        choices, key = self._auto.choices, (self._kind, call.grid.window)
+        report = choices.get(self._kind) or choices.get(key)
         if report is not None:
             return report
+        too_few = EngineReport("dense", "too few windows to try another")
         if call.n_copies < FEWEST_COPIES:
-            return EngineReport("dense", TOO_FEW)
-        report = self._known_of_others(window)
-        if report is None:
-            if self._dense_seconds is None:
-                self._dense_seconds = call.seconds_per_copy(self._dense, PROBE)
-            dense_seconds = self._dense_seconds * call.n_copies
-            # With the unperturbed maps at hand, another size is tried at the cost of one batch.
-            if dense_seconds < self._auto.min_seconds and self._incremental is None:
-                return EngineReport("dense", TOO_FEW)
-            report = self._try(call, self._dense_seconds)
-        self._auto.choices[(*self._kind, window)] = report
-        return report
-
-    def _known_of_others(self, window: tuple[int, ...]) -> EngineReport | None:
-        """What is known from windows of another size: larger ones leave the incremental engine less
-        to save, so it is not tried where smaller windows failed or were no faster, nor timed where
-        larger ones were faster."""
-        # A copy, since another thread may add a choice meanwhile.
-        for (*kind, other), report in self._auto.choices.copy().items():
-            if tuple(kind) != self._kind:
-                continue
-            if all(map(operator.le, other, window)):
-                if report.reason.startswith(FAILED):
-                    return report
-                if report.speed_up is not None and report.speed_up < MIN_SPEED_UP:
-                    return EngineReport("dense", f"{NO_FASTER}, as for windows of {other}")
-            if report.engine == "incremental" and all(map(operator.ge, other, window)):
-                return replace(report, reason=f"{FASTER}, as for windows of {other}")
-        return None
-
-    def _try(self, call: _Call, dense_seconds: float) -> EngineReport:
-        """Run some windows incrementally, and compare the time."""
+            return too_few
+        if self._dense_seconds is None:
+            self._dense_seconds = call.seconds_per_copy(self._dense, PROBE)
+        # With the unperturbed maps at hand, another size is tried at the cost of one batch.
         is_first = self._incremental is None
+        if self._dense_seconds * call.n_copies < self._auto.min_seconds and is_first:
+            return too_few
         engine = self._incremental_engine()
         try:
             if is_first:
@@ -174,12 +144,13 @@ class PreparedAuto:
             n_timed = min(FEWEST_COPIES, max(PROBE, call.n_copies // 16))
             seconds = call.seconds_per_copy(engine, n_timed)
         except Exception as error:  # any error of the model; if it is its own, dense raises it too
-            return EngineReport("dense", f"{FAILED}: {error}")
-        speed_up = dense_seconds / max(seconds, 1e-9)
-        went_dense = dict(engine.prepared.went_dense)
+            return self._always_dense(f"the incremental engine failed: {error}")
+        speed_up = self._dense_seconds / max(seconds, 1e-9)
+        chosen, reason = "incremental", "it is faster here"
         if speed_up < MIN_SPEED_UP:
-            return EngineReport("dense", NO_FASTER, speed_up, went_dense)
-        return EngineReport("incremental", FASTER, speed_up, went_dense)
+            chosen, reason = "dense", "the incremental engine is no faster here"
+        choices[key] = EngineReport(chosen, reason, speed_up, dict(engine.prepared.went_dense))
+        return choices[key]
 
 
 class _Call:

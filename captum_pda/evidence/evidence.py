@@ -14,6 +14,16 @@ from torch import Tensor
 
 from captum_pda._captum import TargetType, format_output
 from captum_pda.evidence.self_test import SelfTest, self_test
+from captum_pda.evidence.together import (
+    Coalitions,
+    DecidingPart,
+    Interactions,
+    RegionGame,
+    WhichRegions,
+    ask_interactions,
+    coalitions_of,
+    deciding_parts,
+)
 from captum_pda.evidence.words import description
 from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
@@ -26,28 +36,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from captum_pda.evidence.together import (
-        Coalitions,
-        DecidingPart,
-        Interactions,
-        RegionGame,
-        WhichRegions,
-    )
-
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]
+#: How values between the places of a feature map are read, by its number of spatial dimensions.
+INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
+#: A standard deviation of this share of the largest one is no more than rounding.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How to read scores of (N, W, columns).
+class MeasuredOutputs:
+    """What is measured of scores (N, W, columns).
 
     Args:
         output_shape: the shape of one example's output, whose flat columns these are.
         output: the name of the output kind, such as "logits".
         measure: what differences are measured in.
-        summed: whether the columns are those of a region, which is explained as a whole: as the
-            sum over its columns.
+        summed: whether the columns are those of a mask of outputs, explained by their sum.
     """
 
     output_shape: tuple[int, ...]
@@ -55,9 +60,9 @@ class Reading:
     measure: Measure
     summed: bool = False
 
-    def quantity(self, target: TargetType, name: str = "target") -> Quantity:
+    def quantity(self, target: TargetType) -> Quantity:
         """What is measured of ``target``."""
-        return lambda scores: self.measure.value(self.pick(scores, target, name)).sum(dim=2)
+        return lambda scores: self.measure.value(self.pick(scores, target)).sum(dim=2)
 
     def rather(self, first: TargetType, second: TargetType) -> Quantity:
         """What speaks for ``first`` rather than ``second``."""
@@ -66,33 +71,19 @@ class Reading:
         ).sum(dim=2)
 
     def prediction(self, target: TargetType) -> Quantity:
-        """The probability of ``target``, or its raw output; the mean of those of a region."""
+        """The probability of ``target``, or its raw output; the mean over a mask of outputs."""
         return lambda scores: self.measure.prediction(self.pick(scores, target)).mean(dim=2)
 
-    def errors(self, errors: Tensor, scores: Tensor, target: TargetType) -> Tensor:
-        """The standard errors of the measured quantity, from those of the scores, (N, W)."""
-        picked = self.pick(errors, target)
-        if picked.shape[2] > 1:
-            raise ValueError(
-                "a sum over a region has no standard error here: its outputs err together; ask for "
-                "one output of it"
-            )
-        return self.measure.error(picked, self.pick(scores, target)).squeeze(2)
-
     def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
-        """The columns of (N, W, columns) scores that are explained: one, or those of a region."""
+        """The columns of (N, W, columns) scores that are explained: one, or those of a mask."""
         if self.summed and target is None:
             return scores
-        region = masked_columns(target, self.output_shape, name)
-        if region is not None:
-            return scores[..., region]
+        masked = masked_columns(target, self.output_shape, name)
+        if masked is not None:
+            return scores[..., masked]
         columns = target_columns(target, len(scores), self.output_shape, name)
         index = torch.tensor(columns, device=scores.device)[:, None, None]
         return scores.gather(2, index.expand(-1, scores.shape[1], 1))
-
-
-#: How values between the places of a feature map are read, by its number of spatial dimensions.
-INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,7 +95,7 @@ class EvidencePart:
         regions: where they lie.
         context: "full" (all else was seen), "empty" (nothing else was seen) or "random" (random
             other regions were seen).
-        reading: how scores become evidence.
+        outputs: what is measured of scores.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
             Among random others, those with half of the regions seen.
         scores: the same with each region changed, (N, W, columns).
@@ -116,7 +107,7 @@ class EvidencePart:
     tensor: int
     regions: Regions
     context: str
-    reading: Reading
+    outputs: MeasuredOutputs
     reference: Tensor
     scores: Tensor
     drawn: Tensor
@@ -125,10 +116,7 @@ class EvidencePart:
 
     def __repr__(self) -> str:
         where = "" if self.depth == "input" else f", depth {self.depth}"
-        return (
-            f"EvidencePart({len(self.regions)} regions of {self.regions.size}, context "
-            f"{self.context}{where})"
-        )
+        return f"EvidencePart({len(self.regions)} regions of {self.size}, {self.context}{where})"
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -137,16 +125,12 @@ class EvidencePart:
 
     def values(self, target: TargetType = None) -> Tensor:
         """The evidence of each region for ``target``, (N, W)."""
-        return self.differences(self.reading.quantity(target))
+        return self.differences(self.outputs.quantity(target))
 
     def differences(self, quantity: Quantity) -> Tensor:
         """By how much a quantity is larger where each region is seen, (N, W)."""
         before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
         return before - after if CONTEXTS[self.context].removes else after - before
-
-    def predictions(self, target: TargetType = None) -> Tensor:
-        """The probability of ``target``, or its raw output, with each region changed, (N, W)."""
-        return self.reading.prediction(target)(self.scores)
 
     def standard_error(self, target: TargetType = None) -> Tensor:
         """The standard error of each of the ``values``, (N, W), from the samples' spread."""
@@ -155,89 +139,61 @@ class EvidencePart:
                 "a standard error needs two samples or more of each window; use "
                 "SampledPDA(...).evidence(inputs, n_samples=10)"
             )
-        return self.reading.errors(self.errors, self.scores, target)
+        errors = self.outputs.pick(self.errors, target)
+        if errors.shape[2] > 1:
+            raise ValueError(
+                "a sum over a region has no standard error here: its outputs err together; ask for "
+                "one output of it"
+            )
+        scores = self.outputs.pick(self.scores, target)
+        return self.outputs.measure.error(errors, scores).squeeze(2)
 
-    def map(self, values: Tensor, space: tuple[int, ...]) -> Tensor:
-        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space)."""
+    def map(self, values: Tensor, space: tuple[int, ...], unfinished: bool = False) -> Tensor:
+        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space); of an
+        ``unfinished`` run, those of the regions that are done."""
+        if unfinished:
+            done = self.map(values.isfinite().to(values.dtype), space)
+            return self.map(values.nan_to_num(0, 0, 0), space) / done
         averaged = self.regions.average(values)
         if self.regions.space == space:
             return averaged
-        larger = F.interpolate(
-            averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)], align_corners=False
-        )
-        return larger.squeeze(1)
+        return F.interpolate(averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)])[
+            :, 0
+        ]
 
 
-#: A spread of this share of the largest one is no more than rounding.
-ROUNDING = 1e-4
-
-
-def weights(maps: Sequence[Tensor]) -> Tensor:
-    """How much each map (N, *space) counts, (maps, N); the weights of an example add up to 1.
-
-    A map's weight is the inverse of its spread s_k, its standard deviation over the pixels: a
-    region says several times as many bits by itself as are lost without it, and these would drown
-    the others.
-    A map whose spread is but rounding tells no pixel from another, and counts only where all maps
-    are so.
-    """
-    spreads = torch.stack([_spread(values) for values in maps])
-    flat = spreads <= ROUNDING * spreads.amax(dim=0)
-    inverse = torch.where(flat, 0, 1 / spreads.where(~flat, 1))
-    inverse = torch.where(flat.all(dim=0), 1, inverse)
-    return inverse / inverse.sum(dim=0)
-
-
-def mean_map(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
-    """The mean of maps (N, *space) that answer one question; of ``unfinished`` ones, of those that
-    know a pixel."""
-    n_maps = maps[0].new_full((len(maps), len(maps[0])), 1 / len(maps))
-    return _average(maps, n_maps, unfinished)
-
-
-def weighted_mean(maps: Sequence[Tensor], unfinished: bool = False) -> Tensor:
-    """M = sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k (N, *space) with spreads s_k.
-
-    Where one of them is NaN, so is M; of ``unfinished`` maps, the others are averaged alone.
-    """
-    return _average(maps, weights(maps), unfinished)
-
-
-def _average(maps: Sequence[Tensor], shares: Tensor, unfinished: bool) -> Tensor:
+def mean_map(
+    maps: Sequence[Tensor], unfinished: bool = False, weights: Tensor | None = None
+) -> Tensor:
+    """The mean of maps (N, *space), with ``weights`` (maps, N); of ``unfinished`` maps, the mean of
+    those that are known at a pixel."""
     if len(maps) == 1:
         return maps[0]
-    total = torch.zeros_like(maps[0])
-    weight = torch.zeros_like(maps[0])
-    for values, share in zip(maps, shares, strict=True):
-        known = values.isfinite() if unfinished else torch.ones_like(values, dtype=torch.bool)
-        per_pixel = share.reshape(-1, *[1] * (values.dim() - 1)) * known
-        total += per_pixel * values.where(known, 0)
-        weight += per_pixel
-    return total / weight
+    stacked = torch.stack(list(maps))
+    shape = (*stacked.shape[:2], *[1] * (stacked.dim() - 2))
+    weight = stacked.new_ones(shape) if weights is None else weights.reshape(shape)
+    if unfinished:
+        known = stacked.isfinite()
+        stacked, weight = stacked.where(known, 0), weight * known
+    return (weight * stacked).sum(dim=0) / weight.sum(dim=0)
 
 
-def combined(questions: Sequence[Sequence[Tensor]], unfinished: bool = False) -> Tensor:
-    """The weighted mean over questions of the mean map of each question."""
-    return weighted_mean([mean_map(maps, unfinished) for maps in questions], unfinished)
+def question_weights(maps: Sequence[Tensor]) -> Tensor:
+    """How much the map (N, *space) of each question counts, (maps, N); those of an example add up
+    to 1.
 
-
-def combined_weights(questions: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """How much each map counts in ``combined``, (maps of the question, N) for each question."""
-    between = weights([mean_map(maps) for maps in questions])
-    return [
-        (share / len(maps)).expand(len(maps), -1)
-        for maps, share in zip(questions, between, strict=True)
-    ]
-
-
-def _spread(values: Tensor) -> Tensor:
-    """The standard deviation of each example's finite pixels, (N,)."""
-    flat = values.flatten(1)
-    known = flat.isfinite()
-    count = known.sum(dim=1).clamp_min(1)
-    mean = flat.where(known, 0).sum(dim=1, keepdim=True) / count.unsqueeze(1)
-    squares = (flat - mean).square().where(known, 0).sum(dim=1)
-    return (squares / count).sqrt()
+    A weight is the inverse of the map's standard deviation over the pixels: a region says several
+    times as many bits by itself as are lost without it, and would dominate otherwise. A map that
+    is flat but for rounding counts only where all maps are flat.
+    """
+    flat = torch.stack([values.flatten(1) for values in maps])
+    flat = flat.where(flat.isfinite(), torch.nan)
+    variances = (flat - flat.nanmean(dim=2, keepdim=True)).square().nanmean(dim=2)
+    deviations = variances.sqrt().nan_to_num(0)
+    is_flat = deviations <= ROUNDING * deviations.amax(dim=0)
+    inverse = torch.where(is_flat, 0, 1 / deviations.where(~is_flat, 1))
+    inverse = torch.where(is_flat.all(dim=0), 1, inverse)
+    return inverse / inverse.sum(dim=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -257,7 +213,7 @@ class WindowEvidence:
         inputs: the explained tensors.
         scores: log-odds in nats (or raw outputs) with everything seen, (N, columns).
         parts: the regions of each size, context and depth.
-        reading: how scores become evidence.
+        outputs: what is measured of scores.
         is_tuple: whether the inputs came as a tuple, and so do the maps.
         prior: what was expected in the place of regions; None is the default prior.
         ask: asks the model further questions about an example; None where there is no model any
@@ -278,7 +234,7 @@ class WindowEvidence:
     inputs: tuple[Tensor, ...]
     scores: Tensor
     parts: tuple[EvidencePart, ...]
-    reading: Reading
+    outputs: MeasuredOutputs
     is_tuple: bool = False
     prior: Any = None
     ask: Asker | None = None
@@ -308,21 +264,11 @@ class WindowEvidence:
 
     def __getitem__(self, examples: int | slice) -> WindowEvidence:
         """The evidence of one example, or of a slice of them; nothing is asked again."""
-        if isinstance(examples, slice):
-            rows = range(len(self))[examples]
-            if rows.step < 0 or not rows:
-                raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
-            kept = slice(rows.start, rows.stop, rows.step)
-        else:
-            number = range(len(self))[examples]  # refuses what is out of range
-            kept = slice(number, number + 1)
-        return self._of_examples(kept)
-
-    def __iter__(self) -> Iterator[WindowEvidence]:
-        """The evidence of each example by itself."""
-        return (self[number] for number in range(len(self)))
-
-    def _of_examples(self, rows: slice) -> WindowEvidence:
+        chosen = range(len(self))[examples]  # refuses a number that is out of range
+        kept = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
+        if not kept or kept.step < 0:
+            raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
+        rows = slice(kept.start, kept.stop, kept.step)
         # Parts with the same regions keep them in common.
         regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}
         parts = tuple(
@@ -343,6 +289,10 @@ class WindowEvidence:
             parts=parts,
             ask=None if self.ask is None else self.ask.of_examples(rows),
         )
+
+    def __iter__(self) -> Iterator[WindowEvidence]:
+        """The evidence of each example by itself."""
+        return (self[number] for number in range(len(self)))
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the evidence to a file of tensors and JSON (safetensors), inputs included.
@@ -403,10 +353,6 @@ class WindowEvidence:
             name: what the output is called.
             options: as for ``captum_pda.visualization.visualize_explanation``, such as ``mean`` and
                 ``std`` to undo a normalisation, ``example``, ``rather_than`` and ``test``.
-
-        Example::
-
-            >>> PDA(model).evidence(image).show(mean=0.5, std=0.5)
         """
         from captum_pda.visualization import visualize_explanation
 
@@ -431,24 +377,25 @@ class WindowEvidence:
         Returns:
             The page, or the path it was written to.
         """
-        from captum_pda.report import evidence_html
+        from captum_pda.report import write_report
 
-        return evidence_html(self, path, target, example=example, **options)
+        targets = () if target is None else (target,)
+        return write_report(self, path, targets=targets, example=example, **options)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of one example's output."""
-        return self.reading.output_shape
+        return self.outputs.output_shape
 
     @property
     def output(self) -> str:
         """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
-        return self.reading.output
+        return self.outputs.output
 
     @property
     def measure(self) -> Measure:
         """What differences are measured in."""
-        return self.reading.measure
+        return self.outputs.measure
 
     @property
     def probabilities(self) -> Tensor:
@@ -464,20 +411,19 @@ class WindowEvidence:
 
     def at(self, size: int | Sequence[int]) -> WindowEvidence:
         """The evidence of windows of one size alone."""
-        return self._only(
-            lambda part: part.size == _shape(size, len(part.size)),
-            f"windows of size {size}; there are {self._listed(part.size for part in self.parts)}",
-        )
+
+        def is_wanted(part: EvidencePart) -> bool:
+            return part.size == ((size,) * len(part.size) if isinstance(size, int) else tuple(size))
+
+        return self._only(is_wanted, f"windows of size {size}", "size")
 
     def in_context(self, context: str) -> WindowEvidence:
         """The evidence in the "full", the "empty" or the "random" context alone."""
-        found = self._listed(part.context for part in self.parts)
-        return self._only(lambda part: part.context == context, f"context {context!r}; has {found}")
+        return self._only(lambda part: part.context == context, f"context {context!r}", "context")
 
     def at_depth(self, depth: str) -> WindowEvidence:
         """The evidence of regions of the "input", or of a layer's feature map, alone."""
-        found = self._listed(part.depth for part in self.parts)
-        return self._only(lambda part: part.depth == depth, f"depth {depth!r}; has {found}")
+        return self._only(lambda part: part.depth == depth, f"depth {depth!r}", "depth")
 
     def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The evidence of each region for ``target``, (N, W), part after part."""
@@ -485,7 +431,7 @@ class WindowEvidence:
 
     def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
-        return self._maps(self.reading.quantity(target))
+        return self._maps(self.outputs.quantity(target))
 
     def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
         """The map of what speaks for ``first`` rather than ``second``.
@@ -493,21 +439,20 @@ class WindowEvidence:
         In bits, log2 P(first)/P(second) with the region seen less the same without it; for raw
         outputs and probability differences, the difference of the two maps.
         """
-        return self._maps(self.reading.rather(first, second))
+        return self._maps(self.outputs.rather(first, second))
 
     def total(self, target: TargetType = None) -> Tensor:
         """All evidence for ``target``, (N,): log2 odds with everything seen less log2 odds with
         nothing seen, or the same in another measure. The model was asked with nothing seen where
         there is an empty context, as PDA has."""
-        quantity = self.reading.quantity(target)
-        nothing_seen = [part for part in self.parts if CONTEXTS[part.context].starts_from_nothing]
-        if not nothing_seen:
-            raise ValueError(
-                "this evidence was not asked with nothing seen; use context='empty' or 'both'"
-            )
-        references = (self.scores, nothing_seen[0].reference)
-        everything, nothing = (quantity(one.unsqueeze(1)) for one in references)
-        return (everything - nothing)[:, 0]
+        quantity = self.outputs.quantity(target)
+        for part in self.parts:
+            if CONTEXTS[part.context].starts_from_nothing:
+                both = torch.stack([self.scores, part.reference], dim=1)
+                return -quantity(both).diff(dim=1)[:, 0]
+        raise ValueError(
+            "this evidence was not asked with nothing seen; use context='empty' or 'both'"
+        )
 
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
         """Test the map for ``target`` on its own input, with about 40 further passes.
@@ -519,11 +464,6 @@ class WindowEvidence:
         Args:
             target: the output to ask about.
             example: which one, where the evidence is of several.
-
-        Example::
-
-            >>> print(evidence.self_test(husky))
-            without the strongest 15%: 95% -> 3.1%; with only these: 91%
         """
         return self_test(self, target, example)
 
@@ -538,14 +478,7 @@ class WindowEvidence:
                 some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
                 regions of another size.
             example: which one, where the evidence is of several.
-
-        Example::
-
-            >>> coalitions = evidence.coalitions(husky, regions=3)
-            >>> coalitions.ask([[True, False, False], [True, True, False]])     # True is hidden
         """
-        from captum_pda.evidence.together import coalitions_of
-
         return coalitions_of(self, target, regions, example)
 
     def interactions(
@@ -564,15 +497,8 @@ class WindowEvidence:
         Args:
             target, regions, example: as in ``coalitions``.
             show_progress: whether a bar says how many passes there are, and how long they take.
-
-        Example::
-
-            >>> print(evidence.interactions(husky))
-            0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
         """
-        from captum_pda.evidence.together import interactions
-
-        return interactions(self, target, regions, example, show_progress)
+        return ask_interactions(self, target, regions, example, show_progress)
 
     def sufficient(
         self,
@@ -604,11 +530,8 @@ class WindowEvidence:
         Returns:
             The parts; none if even all regions of the order do not keep the answer.
         """
-        from captum_pda.evidence.together import sufficient_parts
-
-        return sufficient_parts(
-            self, target, n, at_least, regions, example, max_passes, show_progress
-        )
+        search = (regions, example, max_passes, show_progress)
+        return deciding_parts(self, target, None, at_least, True, n, *search)
 
     def necessary(
         self,
@@ -634,11 +557,8 @@ class WindowEvidence:
         Returns:
             The part; None if the answer did not change.
         """
-        from captum_pda.evidence.together import necessary_part
-
-        return necessary_part(
-            self, target, expected, below, regions, example, max_passes, show_progress
-        )
+        search = (regions, example, max_passes, show_progress)
+        return next(iter(deciding_parts(self, target, expected, below, False, 1, *search)), None)
 
     def as_game(
         self,
@@ -655,46 +575,45 @@ class WindowEvidence:
             context: "full" (absent players are filled given all else) or "empty" (only the present
                 players are seen).
             show_progress: whether each call shows a progress bar.
-
-        Example::
-
-            >>> game = evidence.as_game(husky, regions=12)
-            >>> game([[1] * 12, [0] * 12])                # bits with all of them, and with none
         """
-        from captum_pda.evidence.together import RegionGame, coalitions_of
-
         game = coalitions_of(self, target, regions, example)
         return RegionGame(game, target, context, show_progress)
 
+    def asker(self) -> Asker:
+        """What asks the model further questions."""
+        if self.ask is None:
+            raise ValueError(
+                "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
+                "feature map. Make it anew with PDA(model).evidence(inputs)"
+            )
+        return self.ask
+
     def checked_example(self, example: int | None) -> int:
         """The number of one example of one input tensor; with a single example, None is it."""
+        n = len(self.scores)
         if len(self.inputs) != 1:
             raise ValueError(
                 f"evidence has {len(self.inputs)} input tensors; this needs one, so pass the "
                 "others as additional_forward_args"
             )
-        if example is None and len(self.scores) > 1:
-            raise ValueError(
-                f"evidence holds {len(self.scores)} examples; say which one, such as example=0"
-            )
-        number = example or 0
-        if not 0 <= number < len(self.scores):
-            raise ValueError(
-                f"example={number} is out of range; there are {len(self.scores)} examples"
-            )
-        return number
+        if example is None and n > 1:
+            raise ValueError(f"evidence holds {n} examples; say which one, such as example=0")
+        if not 0 <= (example or 0) < n:
+            raise ValueError(f"example={example} is out of range; there are {n} examples")
+        return example or 0
 
     def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The map of a run that was stopped: each pixel has the mean of the finished regions that
         cover it, and NaN where there is none."""
-        return self._maps(self.reading.quantity(target), unfinished=True)
+        return self._maps(self.outputs.quantity(target), unfinished=True)
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """P(c|x without w) of ``target`` for each region w, or the raw output, (N, W)."""
         removing = self._only(
-            lambda part: CONTEXTS[part.context].removes, "context that removes regions; use 'full'"
+            lambda part: CONTEXTS[part.context].removes, "context that removes regions", "context"
         )
-        return removing._each(lambda part: part.predictions(target))
+        prediction = self.outputs.prediction(target)
+        return removing._each(lambda part: prediction(part.scores))
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
@@ -719,14 +638,12 @@ class WindowEvidence:
         """
         maps = []
         for number, tensor in enumerate(self.inputs):
-            space = tuple(tensor.shape[2:])
-            groups = self._groups_of(number)
-            values = [[part.map(part.values(target), space) for part in parts] for parts in groups]
-            total = torch.zeros_like(values[0][0])
-            for parts, shares in zip(groups, combined_weights(values), strict=True):
-                for part, share in zip(parts, shares, strict=True):
-                    square = part.map(part.standard_error(target) ** 2, space)
-                    share = share.reshape(-1, *[1] * len(space))
+            questions, means = self._questions(number, self.outputs.quantity(target))
+            total = torch.zeros_like(means[0])
+            for parts, weight in zip(questions, question_weights(means), strict=True):
+                share = (weight / len(parts)).reshape(-1, *[1] * (total.dim() - 1))
+                for part in parts:
+                    square = part.map(part.standard_error(target) ** 2, tuple(tensor.shape[2:]))
                     total += share**2 * square / part.regions.coverage(tensor.device)
             maps.append(to_attribution(total.sqrt(), tensor))
         return format_output(self.is_tuple, tuple(maps))
@@ -735,55 +652,45 @@ class WindowEvidence:
         """One map per input tensor, of what a quantity gains by each region."""
         maps = []
         for number, tensor in enumerate(self.inputs):
-            space = tuple(tensor.shape[2:])
-            each = [
-                [_map_of(part, part.differences(quantity), space, unfinished) for part in parts]
-                for parts in self._groups_of(number)
-            ]
-            maps.append(to_attribution(combined(each, unfinished), tensor))
+            _, means = self._questions(number, quantity, unfinished)
+            mean = mean_map(means, unfinished, question_weights(means))
+            maps.append(to_attribution(mean, tensor))
         return format_output(self.is_tuple, tuple(maps))
+
+    def _questions(
+        self, tensor: int, quantity: Quantity, unfinished: bool = False
+    ) -> tuple[list[list[EvidencePart]], list[Tensor]]:
+        """The parts of a tensor by depth and context, and the mean map of each such question."""
+        space = tuple(self.inputs[tensor].shape[2:])
+        groups: dict[tuple[str, str], list[EvidencePart]] = {}
+        for part in self.parts:
+            if part.tensor == tensor:
+                groups.setdefault((part.depth, part.context), []).append(part)
+        means = [
+            mean_map(
+                [part.map(part.differences(quantity), space, unfinished) for part in parts],
+                unfinished,
+            )
+            for parts in groups.values()
+        ]
+        return list(groups.values()), means
 
     def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
         """Values of the regions (N, W), those of one tensor next to each other."""
-        return format_output(
-            self.is_tuple,
-            tuple(
-                torch.cat([values(part) for part in self._parts_of(number)], dim=1)
-                for number in range(len(self.inputs))
-            ),
-        )
+        rows = [
+            torch.cat([values(part) for part in self.parts if part.tensor == number], dim=1)
+            for number in range(len(self.inputs))
+        ]
+        return format_output(self.is_tuple, tuple(rows))
 
-    def _parts_of(self, tensor: int) -> list[EvidencePart]:
-        return [part for part in self.parts if part.tensor == tensor]
-
-    def _groups_of(self, tensor: int) -> list[list[EvidencePart]]:
-        """The parts of a tensor, those of one depth and context together."""
-        groups: dict[tuple[str, str], list[EvidencePart]] = {}
-        for part in self._parts_of(tensor):
-            groups.setdefault((part.depth, part.context), []).append(part)
-        return list(groups.values())
-
-    def _only(self, wanted: Callable[[EvidencePart], bool], missing: str) -> WindowEvidence:
+    def _only(
+        self, wanted: Callable[[EvidencePart], bool], missing: str, kind: str
+    ) -> WindowEvidence:
         parts = tuple(part for part in self.parts if wanted(part))
         if not parts:
-            raise ValueError(f"this evidence holds no {missing}")
+            found = ", ".join(dict.fromkeys(str(getattr(part, kind)) for part in self.parts))
+            raise ValueError(f"this evidence holds no {missing}; there are {found}")
         return replace(self, parts=parts)
-
-    @staticmethod
-    def _listed(found: Any) -> str:
-        return ", ".join(str(item) for item in dict.fromkeys(found))
-
-
-def _shape(size: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    return (size,) * dims if isinstance(size, int) else tuple(size)
-
-
-def _map_of(part: EvidencePart, values: Tensor, space: tuple[int, ...], unfinished: bool) -> Tensor:
-    """The map of a part; where it is unfinished, of the regions that are done."""
-    if not unfinished:
-        return part.map(values, space)
-    done = part.map(values.isfinite().to(values.dtype), space)
-    return part.map(values.nan_to_num(0, 0, 0), space) / done
 
 
 def to_attribution(values: Tensor, like: Tensor) -> Tensor:

@@ -78,10 +78,9 @@ class SelfTest:
         """The smallest share of pixels with nearly the largest effect."""
         effect = self.shown - self.hidden
         best = float(effect[1:-1].max())
-        place = (
-            int((effect[1:-1] >= NEARLY * best).nonzero()[0]) + 1 if best > 0 else len(effect) // 2
-        )
-        return float(self.shares[place])
+        if best <= 0:
+            return float(self.shares[len(effect) // 2])
+        return float(self.shares[1:-1][effect[1:-1] >= NEARLY * best][0])
 
     def at(self, share: float) -> tuple[float, float]:
         """P(c) with this share of the strongest pixels hidden, and with only them shown."""
@@ -111,11 +110,7 @@ def self_test(
     evidence: WindowEvidence, target: TargetType = None, example: int | None = None
 ) -> SelfTest:
     """Hide the strongest pixels of a map, and show only them; see ``WindowEvidence.self_test``."""
-    if evidence.ask is None:
-        raise ValueError(
-            "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
-            "feature map. Make it anew with PDA(model).evidence(inputs)"
-        )
+    ask = evidence.asker()
     number = evidence.checked_example(example)
     image = evidence.inputs[0][number]
     found = evidence.attribution(target)
@@ -129,12 +124,12 @@ def self_test(
         hidden[n_shares + row, order[count:]] = True
     hidden[-1] = True
     copies = hidden_copies(image, hidden.reshape(-1, *values.shape), evidence.prior)
-    scores = evidence.ask(number, copies)
+    scores = ask(number, copies)
     # Scores of all examples, so that a target of each of them can be read.
     rows = evidence.scores.unsqueeze(1).expand(-1, len(scores) + 1, -1).clone()
     rows[number, 1:] = scores
     seen, without, alone, nothing = torch.split(
-        evidence.reading.prediction(target)(rows)[number], [1, n_shares, n_shares, 1]
+        evidence.outputs.prediction(target)(rows)[number], [1, n_shares, n_shares, 1]
     )
     shares = torch.tensor([0.0, *SHARES, 1.0], dtype=seen.dtype, device=seen.device)
     return SelfTest(

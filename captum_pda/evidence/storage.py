@@ -1,4 +1,4 @@
-"""Evidence in a file: tensors and JSON, nothing that runs, and read with suspicion."""
+"""Evidence in a file: tensors and JSON, nothing that runs, and each entry checked when read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from captum_pda.errors import warn_user
-from captum_pda.evidence.evidence import EvidencePart, Reading, WindowEvidence
+from captum_pda.evidence.evidence import EvidencePart, MeasuredOutputs, WindowEvidence
 from captum_pda.model.measures import MEASURES, Measure
 from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.priors import prior_settings
-from captum_pda.priors.protocol import FLOATS, StoredTensors, opened_tensors, save_tensors
+from captum_pda.priors.protocol import FLOATS, opened_tensors, save_tensors
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Regions
@@ -58,48 +58,43 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
             ) from None
     tensors = {f"input.{n}": tensor for n, tensor in enumerate(evidence.inputs)}
     tensors["scores"] = evidence.scores
-    numbers: dict[int, int] = {}
-    regions: list[dict[str, Any]] = []
     parts = []
+    regions = {id(part.regions): part.regions for part in evidence.parts}
     for n, part in enumerate(evidence.parts):
-        if id(part.regions) not in numbers:
-            numbers[id(part.regions)] = len(regions)
-            regions.append(_described_regions(part.regions, len(regions), tensors))
+        known = {"reference": part.reference, "scores": part.scores, "drawn": part.drawn}
+        if part.errors is not None:
+            known["errors"] = part.errors
+        tensors |= {f"part.{n}.{name}": tensor for name, tensor in known.items()}
         parts.append(
             {
                 "tensor": part.tensor,
-                "regions": numbers[id(part.regions)],
+                "regions": list(regions).index(id(part.regions)),
                 "context": part.context,
                 "depth": part.depth,
                 "errors": part.errors is not None,
             }
         )
-        tensors[f"part.{n}.reference"] = part.reference
-        tensors[f"part.{n}.scores"] = part.scores
-        tensors[f"part.{n}.drawn"] = part.drawn
-        if part.errors is not None:
-            tensors[f"part.{n}.errors"] = part.errors
-    reading = evidence.reading
+    measure = evidence.measure
     settings = {
         "inputs": len(evidence.inputs),
         "is_tuple": evidence.is_tuple,
-        "output_shape": list(reading.output_shape),
-        "output": reading.output,
-        "summed": reading.summed,
+        "output_shape": list(evidence.output_shape),
+        "output": evidence.output,
+        "summed": evidence.outputs.summed,
         "measure": {
-            "name": reading.measure.name,
-            "fields": asdict(reading.measure),
-            "settings": _plain(reading.measure.settings()),
+            "name": measure.name,
+            "fields": asdict(measure),
+            "settings": _plain(measure.settings()),
         },
         "prior": _plain(prior_settings(evidence.prior)),
-        "regions": regions,
+        "regions": [_described(one, n, tensors) for n, one in enumerate(regions.values())],
         "parts": parts,
     }
     try:
         json.dumps(settings)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the measure {reading.measure!r} has fields that JSON cannot hold, so this evidence "
+            f"the measure {measure!r} has fields that JSON cannot hold, so this evidence "
             "cannot be saved; give it fields that are plain numbers, texts and lists"
         ) from None
     # Copies, since tensors of one evidence may share memory, which safetensors does not store.
@@ -107,20 +102,15 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
     save_tensors(path, copies, settings, overwrite, FORMAT)
 
 
-def _described_regions(regions: Regions, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _described(regions: Regions, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """What describes regions; the numbers of a mask go to the tensors."""
     if isinstance(regions, WindowGrid) and regions.selected is None:
-        return {
-            "kind": "windows",
-            "space": list(regions.space),
-            "window": list(regions.window),
-            "strides": list(regions.strides),
-        }
+        sides = {key: list(getattr(regions, key)) for key in ("space", "window", "strides")}
+        return {"kind": "windows", **sides}
     if isinstance(regions, FeatureMaskRegions):
         tensors[f"regions.{number}.numbers"] = regions.numbers.to(torch.int32)
         tensors[f"regions.{number}.labels"] = torch.tensor(regions.labels, dtype=torch.int64)
-        granularity = regions.granularity if isinstance(regions, Superpixels) else None
-        return {"kind": "mask", "granularity": granularity}
+        return {"kind": "mask", "granularity": getattr(regions, "granularity", None)}
     raise TypeError(
         f"regions of {type(regions).__name__} cannot be saved; windows, masks and superpixels can. "
         "Pickle keeps the evidence for yourself"
@@ -132,199 +122,134 @@ def load_evidence(
 ) -> WindowEvidence:
     """Read evidence that ``save_evidence`` wrote; see ``WindowEvidence.load``."""
     with opened_tensors(path, device, FORMAT, MOST_BYTES, MOST_HEADER_BYTES) as file:
-        settings = _Table(file.settings, "the settings")
-        reading = _reading(settings)
-        n_inputs = settings.count("inputs", 1)
-        shapes, dtypes, kinds = _expected(file, settings, reading, n_inputs)
-        tensors = file.read_any(shapes, dtypes)
-        regions = [_regions(kind, n, tensors) for n, kind in enumerate(kinds)]
+        settings = file.settings
+        tensors = file.read_any(file.shapes, dict.fromkeys(file.shapes, (*FLOATS, "I32", "I64")))
+        output, shape = _entry(settings, "output", str), _counts(settings, "output_shape")
+        if output not in OUTPUT_KINDS:
+            raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUT_KINDS)}")
+        summed = _entry(settings, "summed", bool)
+        outputs = MeasuredOutputs(shape, output, _measure(settings), summed)
+        columns = math.prod(shape)
+        scores = _take(tensors, "scores", (None, columns))
+        n = len(scores)
+        n_inputs = range(_entry(settings, "inputs", int))
+        inputs = tuple(_take(tensors, f"input.{number}", (n, None, ...)) for number in n_inputs)
+        regions = [
+            _regions(table, number, n, tensors)
+            for number, table in enumerate(_entry(settings, "regions", list))
+        ]
         parts = []
-        for n, table in enumerate(settings.tables("parts")):
+        for number, table in enumerate(_entry(settings, "parts", list)):
+            tensor, own = _entry(table, "tensor", int), _entry(table, "regions", int)
+            context, depth = _entry(table, "context", str), _entry(table, "depth", str)
+            if tensor >= len(inputs) or own >= len(regions) or context not in CONTEXTS:
+                raise ValueError(
+                    f"part {number} has a tensor, regions or a context that is unknown"
+                )
+            space, count = tuple(inputs[tensor].shape[2:]), len(regions[own])
+            other = regions[own].space
+            if other != space and (depth == "input" or len(other) != len(space)):
+                raise ValueError(f"part {number} has regions in {other} of an input of {space}")
+            name = f"part.{number}"
+            reference = _take(tensors, f"{name}.reference", (n, columns))
+            changed = _take(tensors, f"{name}.scores", (n, count, columns))
+            drawn = _take(tensors, f"{name}.drawn", (n, count), torch.int64)
+            errors = None
+            if _entry(table, "errors", bool):
+                errors = _take(tensors, f"{name}.errors", (n, count, columns))
             parts.append(
                 EvidencePart(
-                    table.count("tensor", 0),
-                    regions[table.count("regions", 0)],
-                    table.text("context"),
-                    reading,
-                    tensors[f"part.{n}.reference"],
-                    tensors[f"part.{n}.scores"],
-                    tensors[f"part.{n}.drawn"],
-                    tensors.get(f"part.{n}.errors"),
-                    table.text("depth"),
+                    tensor, regions[own], context, outputs, reference, changed, drawn, errors, depth
                 )
             )
-        known = settings.table("prior").values
-    if prior is None and _plain(prior_settings(None)) != known:
+        if tensors:
+            raise ValueError(f"it holds the tensors {sorted(tensors)}, which do not belong to it")
+        if not inputs or n < 1 or {part.tensor for part in parts} != set(range(len(inputs))):
+            raise ValueError("it has no example, or no regions for some of its inputs")
+        is_tuple, known = _entry(settings, "is_tuple", bool), _entry(settings, "prior", dict)
+    if _plain(prior_settings(prior)) != known:
+        if prior is not None:
+            raise ValueError(
+                f"{path} was made with another prior than {prior!r}: its settings are "
+                f"{json.dumps(known)[:300]}; leave prior out to load it without one"
+            )
         prior = PriorOfFile(known)
-    elif prior is not None and _plain(prior_settings(prior)) != known:
-        raise ValueError(
-            f"{path} was made with another prior than {prior!r}: its settings are "
-            f"{json.dumps(known)[:300]}; leave prior out to load it without one"
-        )
-    inputs = tuple(tensors[f"input.{n}"] for n in range(n_inputs))
-    is_tuple = settings.flag("is_tuple")
-    return WindowEvidence(inputs, tensors["scores"], tuple(parts), reading, is_tuple, prior)
+    return WindowEvidence(inputs, scores, tuple(parts), outputs, is_tuple, prior)
 
 
-class _Table:
-    """A JSON table of a file, each entry checked as it is read."""
-
-    def __init__(self, values: Any, name: str) -> None:
-        if not isinstance(values, dict):
-            raise ValueError(f"{name} are not a table")
-        self.values: dict[str, Any] = values
-        self.name = name
-
-    def _entry(self, key: str, kind: type) -> Any:
-        if key not in self.values:
-            raise ValueError(f"{self.name} lack {key!r}")
-        value = self.values[key]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f"{key!r} in {self.name} is not of the right kind")
-        return value
-
-    def text(self, key: str) -> str:
-        return str(self._entry(key, str))
-
-    def flag(self, key: str) -> bool:
-        return bool(self._entry(key, bool))
-
-    def count(self, key: str, least: int) -> int:
-        value = int(self._entry(key, int))
-        if not least <= value < 2**31:
-            raise ValueError(f"{key!r} in {self.name} is {value}")
-        return value
-
-    def table(self, key: str) -> _Table:
-        return _Table(self._entry(key, dict), f"the entries of {key!r}")
-
-    def tables(self, key: str) -> list[_Table]:
-        return [_Table(one, f"the entries of {key!r}") for one in self._entry(key, list)]
-
-    def counts(self, key: str, least: int) -> tuple[int, ...]:
-        values = self._entry(key, list)
-        if not all(type(one) is int and least <= one < 2**31 for one in values):
-            raise ValueError(f"{key!r} in {self.name} are not counts")
-        return tuple(values)
+def _entry(table: Any, key: str, kind: type) -> Any:
+    """An entry of a table of a file, of the kind that belongs there; numbers are not negative."""
+    if not isinstance(table, dict):
+        raise ValueError(f"what should have {key!r} is not a table")
+    if key not in table:
+        raise ValueError(f"its settings lack {key!r}")
+    value = table[key]
+    is_kind = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not is_kind or (kind is int and not 0 <= int(value) < 2**31):
+        raise ValueError(f"{key!r} is {value!r}, which does not belong there")
+    return value
 
 
-def _reading(settings: _Table) -> Reading:
-    output = settings.text("output")
-    if output not in OUTPUT_KINDS:
-        raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUT_KINDS)}")
-    return Reading(
-        settings.counts("output_shape", 1),
-        output,
-        _measure(settings.table("measure")),
-        settings.flag("summed"),
-    )
+def _counts(table: Any, key: str) -> tuple[int, ...]:
+    values = _entry(table, key, list)
+    if not all(type(one) is int and 0 < one < 2**31 for one in values):
+        raise ValueError(f"{key!r} are not counts")
+    return tuple(values)
 
 
-def _measure(table: _Table) -> Measure:
-    name, fields = table.text("name"), table.table("fields").values
+def _take(
+    tensors: dict[str, Tensor], name: str, shape: tuple[Any, ...], dtype: torch.dtype | None = None
+) -> Tensor:
+    """A tensor of a file with this shape, where None is any size and an ellipsis one to three;
+    of real numbers, unless there is a ``dtype``."""
+    if name not in tensors:
+        raise ValueError(f"it lacks the tensors [{name!r}], which belong to it")
+    found = tensors.pop(name)
+    own = list(found.shape)
+    fits = len(own) == len(shape) or (shape[-1] is ... and 0 <= len(own) - len(shape) <= 2)
+    if not fits or any(a not in (None, ..., b) for a, b in zip(shape, own, strict=False)):
+        raise ValueError(f"{name} has shape {own} where {list(shape)} belongs")
+    if found.dtype != dtype and not (dtype is None and found.is_floating_point()):
+        raise ValueError(f"{name} has dtype {found.dtype}, which does not belong there")
+    return found
+
+
+def _measure(settings: dict[str, Any]) -> Measure:
+    table = _entry(settings, "measure", dict)
+    name, fields = _entry(table, "name", str), _entry(table, "fields", dict)
     if name not in MEASURES:
         raise ValueError(
             f"measure {name!r} is not known here; import the module that defines it first"
         )
-    given = {
+    lists_as_tuples = {
         key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
     }
-    measure = MEASURES[name](**given)
-    if _plain(measure.settings()) != table.table("settings").values:
+    measure = MEASURES[name](**lists_as_tuples)
+    if _plain(measure.settings()) != _entry(table, "settings", dict):
         warn_user(f"the measure {name!r} is not defined as it was when this evidence was saved")
     return measure
 
 
-def _expected(
-    file: StoredTensors, settings: _Table, reading: Reading, n_inputs: int
-) -> tuple[dict[str, list[int]], dict[str, tuple[str, ...]], list[_Table]]:
-    """The shape and the dtypes that each tensor of a file must have, and its kinds of regions."""
-    shapes: dict[str, list[int]] = {}
-    dtypes: dict[str, tuple[str, ...]] = {}
-
-    def expect(name: str, shape: list[int], *kinds: str) -> None:
-        shapes[name], dtypes[name] = shape, kinds
-
-    columns = math.prod(reading.output_shape)
-    n_examples = _dimensions(file, "scores", (2,))[0]
-    if n_examples < 1:
-        raise ValueError("it holds no example")
-    expect("scores", [n_examples, columns], *FLOATS)
-    spaces = []
-    for n in range(n_inputs):
-        shape = _dimensions(file, f"input.{n}", (3, 4, 5))
-        expect(f"input.{n}", [n_examples, *shape[1:]], *FLOATS)
-        spaces.append(tuple(shape[2:]))
-    kinds = settings.tables("regions")
-    found: list[tuple[int, tuple[int, ...]]] = []
-    for n, table in enumerate(kinds):
-        if table.text("kind") == "windows":
-            found.append(_count_windows(table))
-        elif table.text("kind") == "mask":
-            rows, *sides = _dimensions(file, f"regions.{n}.numbers", (2, 3, 4))
-            (count,) = _dimensions(file, f"regions.{n}.labels", (1,))
-            if rows not in (1, n_examples):
-                raise ValueError(f"regions.{n} has {rows} rows for {n_examples} examples")
-            expect(f"regions.{n}.numbers", [rows, *sides], "I32")
-            expect(f"regions.{n}.labels", [count], "I64")
-            found.append((count, tuple(sides)))
-        else:
-            raise ValueError(f"regions of kind {table.text('kind')!r} are not known")
-    for n, table in enumerate(settings.tables("parts")):
-        tensor, number = table.count("tensor", 0), table.count("regions", 0)
-        if tensor >= n_inputs or number >= len(found) or table.text("context") not in CONTEXTS:
-            raise ValueError(f"part {n} names a tensor, regions or a context that is not there")
-        count, space = found[number]
-        own = spaces[tensor]
-        if space != own and (table.text("depth") == "input" or len(space) != len(own)):
-            raise ValueError(f"part {n} has regions in {space} of an input of {own}")
-        expect(f"part.{n}.reference", [n_examples, columns], *FLOATS)
-        expect(f"part.{n}.scores", [n_examples, count, columns], *FLOATS)
-        expect(f"part.{n}.drawn", [n_examples, count], "I64")
-        if table.flag("errors"):
-            expect(f"part.{n}.errors", [n_examples, count, columns], *FLOATS)
-    if {table.count("tensor", 0) for table in settings.tables("parts")} != set(range(n_inputs)):
-        raise ValueError("it has no regions for some of its inputs")
-    return shapes, dtypes, kinds
-
-
-def _dimensions(file: StoredTensors, name: str, dims: tuple[int, ...]) -> list[int]:
-    """The shape of a tensor, which has one of these numbers of dimensions."""
-    shape = file.shapes.get(name)
-    if shape is None:
-        raise ValueError(f"it lacks {name}")
-    if len(shape) not in dims:
-        raise ValueError(f"{name} has shape {shape}")
-    return shape
-
-
-def _count_windows(table: _Table) -> tuple[int, tuple[int, ...]]:
-    """How many windows a grid has, before it is made, and the space that it lies in."""
-    space, window, strides = (table.counts(key, 1) for key in ("space", "window", "strides"))
-    if math.prod(space) > MOST_PIXELS:
-        raise ValueError(f"windows in a space of {space} are more than is read")
-    if any(width > size for width, size in zip(window, space, strict=True)):
-        raise ValueError(f"windows of {window} do not fit in {space}")
-    counts = [
-        1 + -(-(size - width) // stride)
-        for size, width, stride in zip(space, window, strides, strict=True)
-    ]
-    return math.prod(counts), space
-
-
-def _regions(table: _Table, number: int, tensors: Mapping[str, Tensor]) -> Regions:
-    if table.text("kind") == "windows":
-        return WindowGrid(*(table.counts(key, 1) for key in ("space", "window", "strides")))
-    numbers = tensors[f"regions.{number}.numbers"].cpu().long()
-    labels = tensors[f"regions.{number}.labels"].cpu()
-    if not bool((labels[1:] > labels[:-1]).all()):
-        raise ValueError(f"the labels of regions.{number} are not in order")
+def _regions(
+    table: dict[str, Any], number: int, n_examples: int, tensors: dict[str, Tensor]
+) -> Regions:
+    if _entry(table, "kind", str) == "windows":
+        space, window, strides = (_counts(table, key) for key in ("space", "window", "strides"))
+        if math.prod(space) > MOST_PIXELS:
+            raise ValueError(f"windows in a space of {space} are more than is read")
+        if any(width > size for width, size in zip(window, space, strict=True)):
+            raise ValueError(f"windows of {window} do not fit in {space}")
+        return WindowGrid(space, window, strides)
+    numbers = _take(tensors, f"regions.{number}.numbers", (None, ...), torch.int32).cpu().long()
+    labels = _take(tensors, f"regions.{number}.labels", (None,), torch.int64).cpu()
+    if len(numbers) not in (1, n_examples) or not bool((labels[1:] > labels[:-1]).all()):
+        raise ValueError(f"the labels of regions.{number} are not in order, or of other examples")
     if not bool(((numbers >= 0) & (numbers < len(labels))).all()):
         raise ValueError(f"regions.{number} has pixels of regions that are not there")
-    if table.values.get("granularity") is None:
+    if table.get("granularity") is None:
         return FeatureMaskRegions.of_numbers(numbers, tuple(labels.tolist()))
     regions = Superpixels.of_numbers(numbers, tuple(labels.tolist()))
-    regions.granularity = table.count("granularity", 1)
+    regions.granularity = _entry(table, "granularity", int)
     return regions
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,12 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
 from captum_pda.evidence import words
-from captum_pda.evidence.evidence import EvidencePart, Quantity, WindowEvidence
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure
-from captum_pda.regions.protocol import Regions, Windows
+from captum_pda.regions.protocol import Regions
+
+if TYPE_CHECKING:
+    from captum_pda.evidence.evidence import WindowEvidence
 
 Pixels = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -30,6 +33,9 @@ LEAST_SHARE = 0.02
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
 #: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
+#: A region whose every answer is less than this share of what the map has inside it is not listed:
+#: regions of other sizes make the map there, and one of them is listed.
+OWN_SHARE = 0.25
 #: A map whose standard deviation is a smaller share of its largest value is flat.
 FLAT = 1e-6
 #: How many values of regions are read from the map at once.
@@ -50,7 +56,7 @@ class StrongRegion:
         measure: what evidence is measured in.
         tied: whether the next region of the list is about as strong, so that the two might change
             places with other superpixels, or in a JPEG of the same photo.
-        number: its place among the regions of its size.
+        number, regions: its number among the regions of its size, and all of these.
 
     Example::
 
@@ -68,6 +74,7 @@ class StrongRegion:
     measure: Measure
     tied: bool = False
     number: int = -1
+    regions: Regions | None = None
 
     @property
     def corner(self) -> tuple[int, ...]:
@@ -126,7 +133,8 @@ def strongest_regions(
 
     The map decides: a region counts by the mean of the map inside it. Listed regions do not
     overlap. There may be fewer than ``n``, as only regions that do speak for the class (or against
-    it) are listed. Of several sizes, those are listed that have about a 25th of the input.
+    it) are listed. Of several sizes, those are listed that have about a 25th of the input; where
+    such a region says next to nothing itself, the region of another size that makes the map there.
 
     Args:
         evidence: with one input tensor.
@@ -143,43 +151,58 @@ def strongest_regions(
     """
     n = check_count("n", n)
     example = evidence.checked_example(example)
-    quantity = evidence.reading.quantity(target)
-    map_ = evidence.attribution(target) if rather_than is None else None
+    values = map_values(evidence, target, rather_than, example)
+    quantity = evidence.outputs.quantity(target)
     if rather_than is not None:
-        quantity = evidence.reading.rather(target, rather_than)
-        map_ = evidence.contrast(target, rather_than)
-    whole = map_[0] if isinstance(map_, tuple) else cast(Tensor, map_)
-    values = plain_values(whole[example, 0])
-    of_input = [part for part in evidence.parts if part.depth == "input"]
-    parts = of_input or list(evidence.parts)
-    space = values.shape
-    parts = [part for part in parts if part.regions.space == space] or parts
-    regions = listed_regions([part.regions for part in parts], example)
-    own = [part for part in parts if part.regions == regions]
-    others = _standardised_maps(parts, quantity, example, space)
-    lists: list[list[StrongRegion]] = []
-    for kind in _strongest_in(values, regions, example, n):
-        lists.append(
-            [
-                _described(
-                    evidence, own, quantity, target, example, number, pixels, value,
-                    _within_spread(np.array([one[pixels].mean() for one in others])),
-                    place + 1 < len(kind) and _is_tied(value, kind[place + 1][2]),
+        quantity = evidence.outputs.rather(target, rather_than)
+    parts = [part for part in evidence.parts if part.depth == "input"] or list(evidence.parts)
+    parts = [part for part in parts if part.regions.space == values.shape] or parts
+    answers = [part.differences(quantity)[example] for part in parts]
+    # The map of each part, and what its regions say, in standard deviations of that map.
+    maps, standardised = [], []
+    for part, answer in zip(parts, answers, strict=True):
+        own = plain_values(part.map(part.differences(quantity), values.shape)[example])
+        # A map of one region is flat, and its standard deviation is rounding.
+        deviation = float(own.std()) if own.std() > FLAT * np.abs(own).max() else 1.0
+        maps.append(own / deviation)
+        standardised.append(plain_values(answer) / deviation)
+    mean_map = np.mean(maps, axis=0)
+    sizes = []
+    for regions in dict.fromkeys(part.regions for part in parts):
+        asked = [place for place, part in enumerate(parts) if part.regions == regions]
+        numbers, means = means_inside(regions, example, values)
+        said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)
+        expected = np.abs(means_inside(regions, example, mean_map)[1])
+        carried = said >= OWN_SHARE * expected
+        sizes.append(_Size(regions, numbers, means, np.where(carried, said, 0), carried))
+    prediction = evidence.outputs.prediction(target)
+    seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
+    lists: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
+    for listed, kind in zip(lists, _strongest_in(values.shape, sizes, example, n), strict=True):
+        for place, (size, row, pixels) in enumerate(kind):
+            number, value = int(size.numbers[row]), float(size.means[row])
+            own_parts = [one for one, part in enumerate(parts) if part.regions == size.regions]
+            each = np.array([one[pixels].mean() for one in maps])
+            disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
+            following = place + 1 < len(kind) and kind[place + 1][0].means[kind[place + 1][1]]
+            listed.append(
+                StrongRegion(
+                    pixels,
+                    value,
+                    seen,
+                    {parts[one].context: float(answers[one][number]) for one in own_parts},
+                    {
+                        parts[one].context: float(prediction(parts[one].scores)[example, number])
+                        for one in own_parts
+                    },
+                    bool(disagree or not size.carried[row]),
+                    evidence.measure,
+                    bool(following) and abs(value) - abs(following) < CLOSE_SHARE * abs(value),
+                    number,
+                    size.regions,
                 )
-                for place, (number, pixels, value) in enumerate(kind)
-            ]
-        )  # fmt: skip
-    return lists[0], lists[1]
-
-
-def _is_tied(value: float, following: float) -> bool:
-    """Whether two regions of a list are about as strong."""
-    return abs(value) - abs(following) < CLOSE_SHARE * abs(value)
-
-
-def _within_spread(each: Floats) -> bool:
-    """Whether values by several sizes and contexts disagree by as much as their mean."""
-    return len(each) > 1 and abs(float(each.mean())) <= float(each.std(ddof=1))
+            )
+    return lists
 
 
 def regions_of_map(
@@ -187,33 +210,65 @@ def regions_of_map(
 ) -> tuple[list[StrongRegion], list[StrongRegion]]:
     """The regions in which a map (*space) is strongest, for and against, where no region was asked
     by itself, as for GradientPDA."""
-    plain = plain_values(values)
+    regions, plain = listed_regions(kinds), plain_values(values)
+    numbers, means = means_inside(regions, 0, plain)
+    size = _Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
     speak_for, speak_against = (
-        [StrongRegion(pixels, value, math.nan, {}, {}, False, measure) for _, pixels, value in kind]
-        for kind in _strongest_in(plain, listed_regions(kinds), 0, n)
+        [
+            StrongRegion(pixels, float(means[row]), math.nan, {}, {}, False, measure)
+            for _, row, pixels in kind
+        ]
+        for kind in _strongest_in(plain.shape, [size], 0, n)
     )
     return speak_for, speak_against
 
 
+class _Size(NamedTuple):
+    """Regions of one size: their numbers, the mean of the map inside each, its strongest answer
+    with the sign of the map, and whether that is enough to list it."""
+
+    regions: Regions
+    numbers: npt.NDArray[np.int64]
+    means: Floats
+    said: Floats
+    carried: Pixels
+
+
 def _strongest_in(
-    values: Floats, regions: Regions, example: int, n: int
-) -> tuple[list[tuple[int, Pixels, float]], list[tuple[int, Pixels, float]]]:
-    """The regions with the highest and the lowest means of a map, which do not overlap: number,
-    pixels and mean of each."""
-    numbers, means = means_inside(regions, example, values)
-    chosen: tuple[list[tuple[int, Pixels, float]], ...] = ([], [])
-    taken = np.zeros(values.shape, dtype=np.bool_)
-    for place in np.argsort(-np.abs(means), kind="stable"):
-        number, mean = int(numbers[place]), float(means[place])
-        kind = chosen[int(mean < 0)]
-        is_weak = abs(mean) <= LEAST_SHARE * np.abs(means).max()
-        if is_weak or all(len(each) == n for each in chosen):
-            break
-        if len(kind) < n:
-            pixels = pixels_of(regions, example, number, values.shape)
-            if not (taken & pixels).any():
-                taken |= pixels
-                kind.append((number, pixels, mean))
+    space: tuple[int, ...], sizes: Sequence[_Size], example: int, n: int
+) -> tuple[list[tuple[_Size, int, Pixels]], list[tuple[_Size, int, Pixels]]]:
+    """The regions with the highest and the lowest means of a map, which do not overlap: the size,
+    the row in it, and the pixels of each."""
+    preferred = listed_regions([size.regions for size in sizes], example)
+    first = next(place for place, size in enumerate(sizes) if size.regions == preferred)
+    strength = np.abs(sizes[first].means)
+    queue = [(-one, first, row, False) for row, one in enumerate(strength.tolist())]
+    heapq.heapify(queue)
+    chosen: tuple[list[tuple[_Size, int, Pixels]], ...] = ([], [])
+    taken = np.zeros(space, dtype=np.bool_)
+    while queue and -queue[0][0] > LEAST_SHARE * strength.max():
+        _, place, row, is_replacement = heapq.heappop(queue)
+        size = sizes[place]
+        is_negative = bool(size.means[row] < 0)
+        if len(chosen[is_negative]) == n:
+            continue
+        pixels = pixels_of(size.regions, example, int(size.numbers[row]), space)
+        if (taken & pixels).any():
+            continue
+        if not size.carried[row] and not is_replacement:
+            # Of all regions with the same sign, what they say times the share of them that is here.
+            here = [
+                means_inside(other.regions, example, pixels.astype(float))[1]
+                * np.where((other.means < 0) == is_negative, other.said, 0)
+                for other in sizes
+            ]
+            best = max(range(len(sizes)), key=lambda other: here[other].max())
+            if here[best].max() > 0:
+                other_row = int(here[best].argmax())
+                heapq.heappush(queue, (-abs(sizes[best].means[other_row]), best, other_row, True))
+                continue
+        taken |= pixels
+        chosen[is_negative].append((size, row, pixels))
     return chosen[0], chosen[1]
 
 
@@ -240,26 +295,21 @@ def means_inside(
     regions: Regions, example: int, values: Floats
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """The numbers of an example's regions, and the mean of a map (*space) inside each."""
-    numbers, means = [], []
-    on_input = _on_input(regions.space, values.shape)
-    own = values
-    weights = np.ones_like(values)
-    if on_input is not None:
-        # The sum over the pixels that each place of a feature map covers, and their number.
-        own, weights = np.zeros(regions.space), np.zeros(regions.space)
-        np.add.at(own, on_input, values)
-        np.add.at(weights, on_input, 1)
-    for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+    groups = list(zip(regions.boxes(example), regions.members(example), strict=True))
+    if regions.space != values.shape:  # a feature map, of few regions
+        numbers = np.concatenate([members for _, members in groups])
+        inside = [pixels_of(regions, example, number, values.shape) for number in numbers]
+        known = [place for place, pixels in enumerate(inside) if pixels.any()]
+        return numbers[known], np.array([values[inside[place]].mean() for place in known])
+    means = []
+    for windows, _ in groups:
         at_once = max(1, VALUES_AT_ONCE // math.prod(windows.window))
         for start in range(0, len(windows), at_once):
             some = windows[start : start + at_once]
-            pixels = some.pixels().numpy()
-            inside = 1 if some.hidden is None else some.hidden.flatten(1).numpy()
-            total = (own.reshape(-1)[pixels] * inside).sum(axis=1)
-            count = (weights.reshape(-1)[pixels] * inside).sum(axis=1)
-            numbers.append(members[start : start + at_once][count > 0])
-            means.append(total[count > 0] / count[count > 0])
-    return np.concatenate(numbers), np.concatenate(means)
+            own = values.reshape(-1)[some.pixels().numpy()]
+            weights = None if some.hidden is None else some.hidden.flatten(1).numpy()
+            means.append(np.average(own, axis=1, weights=weights))
+    return np.concatenate([members for _, members in groups]), np.concatenate(means)
 
 
 def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
@@ -268,72 +318,27 @@ def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...
     pixels = np.zeros(regions.space, dtype=np.bool_)
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
         for place in np.flatnonzero(members == number):
-            hidden = windows.hidden
-            pixels[_box(windows, int(place))] = True if hidden is None else hidden[place].numpy()
-    on_input = _on_input(regions.space, space)
-    return pixels if on_input is None else pixels[on_input]
+            corner, hidden = windows.corner_array[place], windows.hidden
+            box = tuple(slice(a, a + b) for a, b in zip(corner, windows.window, strict=True))
+            pixels[box] = True if hidden is None else hidden[place].numpy()
+    if regions.space == space:
+        return pixels
+    sides = zip(space, regions.space, strict=True)
+    return pixels[np.ix_(*(np.arange(size) * own // size for size, own in sides))]
 
 
-def _box(windows: Windows, place: int) -> tuple[slice, ...]:
-    corner = windows.corner_array[place]
-    return tuple(slice(a, a + side) for a, side in zip(corner, windows.window, strict=True))
-
-
-def _on_input(
-    own: tuple[int, ...], space: tuple[int, ...]
-) -> tuple[npt.NDArray[np.int64], ...] | None:
-    """The place of a feature map at each pixel of the input; None where they are the same."""
-    if own == space:
-        return None
-    return np.ix_(
-        *(np.arange(size) * width // size for size, width in zip(space, own, strict=True))
-    )
-
-
-def _described(
-    evidence: WindowEvidence,
-    own: Sequence[EvidencePart],
-    quantity: Quantity,
-    target: TargetType,
-    example: int,
-    number: int,
-    pixels: Pixels,
-    value: float,
-    uncertain: bool,
-    tied: bool,
-) -> StrongRegion:
-    """A region with the answer to each question that was asked about it."""
-    prediction = evidence.reading.prediction(target)
-    return StrongRegion(
-        pixels=pixels,
-        value=value,
-        seen=float(prediction(evidence.scores.unsqueeze(1))[example, 0]),
-        evidence={part.context: float(part.differences(quantity)[example, number]) for part in own},
-        changed={part.context: float(prediction(part.scores)[example, number]) for part in own},
-        uncertain=uncertain,
-        measure=evidence.measure,
-        tied=tied,
-        number=number,
-    )
-
-
-def _standardised_maps(
-    parts: Sequence[EvidencePart], quantity: Quantity, example: int, space: tuple[int, ...]
-) -> list[Floats]:
-    """The map of each size and context, divided by its standard deviation over the pixels."""
-    maps = [plain_values(part.map(part.differences(quantity), space)[example]) for part in parts]
-    spreads = [float(values.std()) for values in maps]
-    # A map of one region is flat, and what it has of spread is rounding.
-    flat = [spread <= FLAT * np.abs(one).max() for spread, one in zip(spreads, maps, strict=True)]
-    return [
-        one / (1.0 if is_flat else spread)
-        for one, spread, is_flat in zip(maps, spreads, flat, strict=True)
-    ]
+def map_values(
+    evidence: WindowEvidence, target: TargetType, rather_than: TargetType, example: int
+) -> Floats:
+    """The map of an example for ``target``, or rather than another output, (*space)."""
+    if rather_than is None:
+        found = evidence.attribution(target)
+    else:
+        found = evidence.contrast(target, rather_than)
+    return plain_values((found[0] if isinstance(found, tuple) else found)[example, 0])
 
 
 def plain_values(values: Tensor) -> Floats:
     """Values as doubles, with 0 for those that are not finite."""
-    plain: Floats = (
-        torch.nan_to_num(in_double(values.detach()), posinf=0.0, neginf=0.0).cpu().numpy()
-    )
-    return plain
+    finite = torch.nan_to_num(in_double(values.detach()), posinf=0.0, neginf=0.0)
+    return np.asarray(finite.cpu())

@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda._captum import TargetType
+from captum_pda.errors import attach_result
 from captum_pda.evidence.strongest import (
     REGION_SHARE,
+    Pixels,
     listed_regions,
+    map_values,
     means_inside,
     pixels_of,
-    plain_values,
 )
-from captum_pda.model.inputs import check_count
+from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import percent, signed
-from captum_pda.running.ask import Asker
 from captum_pda.running.run import ProgressBar
 
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import WindowEvidence
 
-Pixels = npt.NDArray[np.bool_]
 #: How many of the strongest regions, the numbers of some, or the pixels of each, (R, *space).
 WhichRegions: TypeAlias = int | Sequence[int] | Tensor | npt.NDArray[Any] | None
 
 #: The share of the input that one region of a part has at best.
 PART_SHARE = 1 / 60
-#: What an interaction means, by its sign where the pair speaks for the class.
-COVER, TOGETHER = "each covers for the other", "they speak only together"
 
 
 class Coalitions:
@@ -64,15 +60,8 @@ class Coalitions:
         self.example = example
         self.numbers = tuple(int(number) for number in numbers)
         self.pixels = pixels
-        self._flat = torch.from_numpy(pixels.reshape(len(pixels), -1).astype(np.float32))
-        self._box = torch.from_numpy(pixels.any(axis=0))
-        if not isinstance(evidence.ask, Asker):
-            raise ValueError(
-                "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
-                "feature map. Make it anew with PDA(model).evidence(inputs)"
-            )
-        self._asker = evidence.ask
-        self.kind = evidence.ask.explained.kind
+        self.asker = evidence.asker()
+        self.kind = self.asker.explained.kind
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -88,24 +77,23 @@ class Coalitions:
                 pastes what is seen into the input with nothing seen.
             progress: the title of a progress bar; None shows none.
         """
-        samples = self.ask_samples(hidden, context, progress)
-        return self.kind.average(samples)
+        return self.kind.average(self.ask_samples(hidden, context, progress))
 
     def ask_samples(
         self, hidden: Any, context: str = "full", progress: ProgressBar | str | None = None
     ) -> Tensor:
         """The same for each sample, (S, K, columns), where SampledPDA has drawn several."""
-        return self._ask(self._union(hidden), context, progress)
+        box = torch.from_numpy(self.pixels.any(axis=0))
+        return self.asker.hidden(self.example, self._union(hidden), context, box, progress)
 
     def only(self, seen: Any, progress: ProgressBar | str | None = None) -> Tensor:
         """The scores with some regions (K, R) seen and nothing else, (K, columns)."""
-        return self._ask(~self._union(seen), "empty", progress)[0]
+        return self.asker.hidden(self.example, ~self._union(seen), "empty", None, progress)[0]
 
     def pick(self, scores: Tensor, target: TargetType) -> Tensor:
         """The columns of ``target`` of scores (..., columns), (..., 1 or more)."""
-        evidence = self.evidence
-        rows = scores.reshape(1, -1, scores.shape[-1]).expand(len(evidence.scores), -1, -1)
-        picked = evidence.reading.pick(rows, target)[self.example]
+        rows = scores.reshape(1, -1, scores.shape[-1]).expand(len(self.evidence), -1, -1)
+        picked = self.evidence.outputs.pick(rows, target)[self.example]
         return picked.reshape(*scores.shape[:-1], -1)
 
     def values(self, scores: Tensor, target: TargetType) -> Tensor:
@@ -121,26 +109,16 @@ class Coalitions:
         """The scores with everything seen, (columns,)."""
         return self.evidence.scores[self.example]
 
-    @property
-    def n_samples(self) -> int:
-        """How many passes a coalition takes in the full context."""
-        return self._asker.sampling.n_samples
-
-    def seconds_per_pass(self) -> float:
-        """How long one pass of the model takes, without what fills hidden regions."""
-        return self._asker.seconds_per_pass(self.example)
-
     def _union(self, chosen: Any) -> Tensor:
-        rows = torch.as_tensor(np.asarray(chosen)).bool().cpu()
+        """The pixels of some regions each, (K, *space)."""
+        rows = torch.as_tensor(np.asarray(chosen)).cpu().bool()
         if rows.dim() != 2 or rows.shape[1] != len(self):
             raise ValueError(
                 f"coalitions have shape {tuple(rows.shape)}; give one row of {len(self)} booleans "
                 "for each coalition, (K, regions)"
             )
-        return (rows.float() @ self._flat > 0).reshape(-1, *self.pixels.shape[1:])
-
-    def _ask(self, hidden: Tensor, context: str, progress: ProgressBar | str | None) -> Tensor:
-        return self._asker.hidden(self.example, hidden, context, self._box, progress)
+        flat = torch.from_numpy(self.pixels.reshape(len(self), -1)).float()
+        return (rows.float() @ flat > 0).reshape(-1, *self.pixels.shape[1:])
 
 
 def coalitions_of(
@@ -162,7 +140,7 @@ def coalitions_of(
                 f"regions have shape {pixels.shape}; give the pixels of each as booleans, "
                 f"(regions, *{space})"
             )
-        if not pixels.any(axis=tuple(range(1, pixels.ndim))).all():
+        if not pixels.reshape(len(pixels), -1).any(axis=1).all():
             raise ValueError("regions holds one without pixels; leave it out")
         return Coalitions(evidence, number, range(len(pixels)), pixels)
     kinds = [part.regions for part in evidence.parts if part.depth == "input"]
@@ -172,45 +150,34 @@ def coalitions_of(
             "together; use PDA(model).evidence(inputs)"
         )
     size = listed_regions(kinds, number, share)
-    found = evidence.attribution(target)
-    if rather_than is not None:
-        found = evidence.contrast(target, rather_than)
-    whole = found[0] if isinstance(found, tuple) else found
-    numbers, means = means_inside(size, number, plain_values(whole[number, 0]))
+    numbers, means = means_inside(size, number, map_values(evidence, target, rather_than, number))
     if regions is None or isinstance(regions, int):
-        order = np.argsort(-means if regions is None else -np.abs(means), kind="stable")
-        candidates = numbers[order]
+        strength = means if regions is None else np.abs(means)
+        candidates = numbers[np.argsort(-strength, kind="stable")]
         n = len(candidates) if regions is None else check_count("regions", regions)
     else:
         candidates = np.asarray(regions, dtype=np.int64)
-        unknown = sorted(set(candidates.tolist()) - set(numbers.tolist()))
-        if unknown:
+        n = len(candidates)
+        if unknown := sorted(set(candidates.tolist()) - set(numbers.tolist())):
             raise ValueError(
                 f"regions={list(regions)} holds {unknown}; the example has the regions "
                 f"{numbers.min()} to {numbers.max()} of {size.title}"
             )
-        n = len(candidates)
-    chosen: list[int] = []
-    pixels_of_chosen: list[Pixels] = []
+    chosen: dict[int, Pixels] = {}
     taken = np.zeros(space, dtype=np.bool_)
-    # All regions of a size cover the input; of windows that overlap, as few as do so.
-    allowed_overlaps = (0.0,) if regions is not None else (0.5, 1.0)
-    for allowed in allowed_overlaps:
-        for candidate in candidates:
+    # Some regions do not overlap. All of them cover the input; of windows, as few as do so.
+    for least_new in (1.0,) if regions is not None else (0.5, 0.0):
+        for candidate in candidates.tolist():
             if len(chosen) == n or taken.all():
                 break
-            own = pixels_of(size, number, int(candidate), space)
-            overlap = (taken & own).sum() / own.sum()
-            if overlap <= allowed and overlap < 1:
+            own = pixels_of(size, number, candidate, space)
+            new = own & ~taken
+            if new.any() and new.sum() >= least_new * own.sum():
                 taken |= own
-                chosen.append(int(candidate))
-                pixels_of_chosen.append(own)
-    if regions is None:
-        places = {int(candidate): place for place, candidate in enumerate(candidates)}
-        order_of = sorted(range(len(chosen)), key=lambda place: places[chosen[place]])
-        chosen = [chosen[place] for place in order_of]
-        pixels_of_chosen = [pixels_of_chosen[place] for place in order_of]
-    return Coalitions(evidence, number, chosen, np.stack(pixels_of_chosen))
+                chosen[candidate] = own
+    ordered = [candidate for candidate in dict.fromkeys(candidates.tolist()) if candidate in chosen]
+    pixels = np.stack([chosen[candidate] for candidate in ordered])
+    return Coalitions(evidence, number, ordered, pixels)
 
 
 # Interactions
@@ -218,7 +185,8 @@ def coalitions_of(
 
 def meaning(interaction: float, evidence: float) -> str:
     """What an interaction of two parts with this evidence together means, in words."""
-    words = COVER if (interaction > 0) == (evidence >= 0) else TOGETHER
+    covers = (interaction > 0) == (evidence >= 0)
+    words = "each covers for the other" if covers else "they speak only together"
     return words if evidence >= 0 else f"{words}, against the class"
 
 
@@ -247,10 +215,9 @@ class Interaction:
         return meaning(self.value, sum(self.lost))
 
     def __str__(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
         both, one, other = (signed(-value, self.unit) for value in self.lost)
         error = "" if self.error is None else f" ± {self.error:.2g}"
-        value = f"{signed(self.value, self.unit)}{error}{unit}"
+        value = f"{signed(self.value, self.unit)}{error} {self.unit}".rstrip()
         return (
             f"{self.first} and {self.second}: {value}, {self.meaning} "
             f"(without both {both}, without one {one}, without the other {other})"
@@ -267,25 +234,21 @@ class Interactions:
 
     Args:
         coalitions: the regions.
-        single: scores without each region, for each sample, (S, R, columns).
-        joint: scores without each pair, in the order of ``index``, (S, pairs, columns).
+        samples: scores of each sample without each region, and then without each pair, in the order
+            of ``torch.triu_indices``, (S, R + pairs, columns).
         target: the output that is meant where none is given.
-        index: the two regions of each pair.
 
     Example::
 
         >>> interactions = evidence.interactions(husky)
         >>> print(interactions)                     # the strongest pairs, in words
+        0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
         >>> interactions.values(wolf)               # (R, R), from the same passes
-        >>> interactions.pairs(husky)[0].meaning
-        'each covers for the other'
     """
 
     coalitions: Coalitions
-    single: Tensor
-    joint: Tensor
+    samples: Tensor
     target: TargetType = None
-    index: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.coalitions)
@@ -302,43 +265,41 @@ class Interactions:
 
     def lost(self, target: TargetType = None) -> Tensor:
         """R(a): what is lost without each region, (R,)."""
-        return self._lost(self.single, self._target(target))
+        return self._lost(self.samples, target)[: len(self)]
 
     def values(self, target: TargetType = None) -> Tensor:
         """I(a, b) for every pair of regions, (R, R), with 0 on the diagonal."""
-        target = self._target(target)
-        single, joint = (self._lost(scores, target) for scores in (self.single, self.joint))
-        return self._matrix(joint - single[self._first] - single[self._second])
+        return self._matrix(self._of_pairs(self._lost(self.samples, target)))
 
     def standard_errors(self, target: TargetType = None) -> Tensor:
-        """The standard error of each of the ``values``, (R, R), by the delta method. Samples of a
+        """The standard error of each of the ``values``, (R, R), by the jackknife. Samples of a
         pair and of its regions share their random numbers, so what they have in common cancels."""
-        if len(self.single) < 2:
+        n = len(self.samples)
+        if n < 2:
             raise ValueError(
                 "a standard error needs two samples or more of each region; use "
                 "SampledPDA(...).evidence(inputs, n_samples=10)"
             )
-        target = self._target(target)
-        single, joint = (self._deviations(scores, target) for scores in (self.single, self.joint))
-        spread = single[:, self._first] + single[:, self._second] - joint
-        return self._matrix(spread.std(dim=0) / math.sqrt(len(spread)))
+        rows = torch.arange(n, device=self.samples.device)
+        without_one = torch.stack(
+            [self._of_pairs(self._lost(self.samples[rows != row], target)) for row in rows]
+        )
+        return self._matrix(without_one.std(dim=0) * (n - 1) / math.sqrt(n))
 
     def pairs(self, target: TargetType = None, n: int | None = None) -> list[Interaction]:
         """The pairs with the strongest interactions first."""
-        target = self._target(target)
-        values = self.values(target).cpu()
-        single, joint = self.lost(target).cpu(), self._lost(self.joint, target).cpu()
-        errors = self.standard_errors(target).cpu() if len(self.single) > 1 else None
+        lost, values = self._lost(self.samples, target).tolist(), self.values(target).tolist()
+        errors = self.standard_errors(target).tolist() if len(self.samples) > 1 else None
         found = [
             Interaction(
                 a,
                 b,
-                float(values[a, b]),
-                (float(joint[place]), float(single[a]), float(single[b])),
-                None if errors is None else float(errors[a, b]),
+                values[a][b],
+                (both, lost[a], lost[b]),
+                None if errors is None else errors[a][b],
                 self.unit,
             )
-            for place, (a, b) in enumerate(self.index)
+            for a, b, both in zip(*self._index().tolist(), lost[len(self) :], strict=True)
         ]
         found.sort(key=lambda pair: -abs(pair.value) if math.isfinite(pair.value) else math.inf)
         return found[:n]
@@ -347,47 +308,28 @@ class Interactions:
         return "\n".join(map(str, self.pairs(n=5)))
 
     def __repr__(self) -> str:
-        return f"Interactions({len(self)} regions, {len(self.index)} pairs)"
+        return f"Interactions({len(self)} regions, {self._index().shape[1]} pairs)"
 
-    def _target(self, target: TargetType) -> TargetType:
-        return self.target if target is None else target
-
-    @property
-    def _first(self) -> list[int]:
-        return [a for a, _ in self.index]
-
-    @property
-    def _second(self) -> list[int]:
-        return [b for _, b in self.index]
+    def _index(self) -> Tensor:
+        """The two regions of each pair, (2, pairs)."""
+        return torch.triu_indices(len(self), len(self), 1, device="cpu")
 
     def _lost(self, samples: Tensor, target: TargetType) -> Tensor:
-        """What is lost by each coalition of samples (S, K, columns), (K,)."""
-        game = self.coalitions
-        scores = game.kind.average(samples)
-        return game.values(game.seen, target) - game.values(scores, target)
+        """What is lost without each region and each pair of samples (S, K, columns), (K,)."""
+        game, target = self.coalitions, self.target if target is None else target
+        return game.values(game.seen, target) - game.values(game.kind.average(samples), target)
 
-    def _deviations(self, samples: Tensor, target: TargetType) -> Tensor:
-        """By how much each sample (S, K, columns) moves the measured value of the mean, (S, K)."""
-        evidence = self.coalitions.evidence
-        picked = self.coalitions.pick(samples, target)
-        mean = self.coalitions.kind.average(picked)
-        if not self.coalitions.kind.has_probabilities:
-            moved = picked - mean
-        else:
-            # (p_s - p) / (p (1 - p)), from the rarer of the two events.
-            ratio = torch.expm1(F.logsigmoid(picked) - F.logsigmoid(mean)) / torch.sigmoid(-mean)
-            other = torch.expm1(F.logsigmoid(-picked) - F.logsigmoid(-mean)) / torch.sigmoid(mean)
-            moved = torch.where(mean < 0, ratio, -other)
-        return (moved * evidence.measure.slope(mean)).sum(dim=-1)
+    def _of_pairs(self, lost: Tensor) -> Tensor:
+        first, second = self._index()
+        return lost[len(self) :] - lost[first] - lost[second]
 
     def _matrix(self, values: Tensor) -> Tensor:
         matrix = values.new_zeros(len(self), len(self))
-        matrix[self._first, self._second] = values
-        matrix[self._second, self._first] = values
-        return matrix
+        matrix[tuple(self._index())] = values
+        return matrix + matrix.T
 
 
-def interactions(
+def ask_interactions(
     evidence: WindowEvidence,
     target: TargetType,
     regions: WhichRegions,
@@ -402,22 +344,16 @@ def interactions(
             "interaction needs two; ask for more, or for smaller ones, such as "
             "evidence.at(60).interactions(target)"
         )
-    index = list(itertools.combinations(range(len(game)), 2))
-    hidden = np.zeros((len(game) + len(index), len(game)), dtype=np.bool_)
-    hidden[np.arange(len(game)), np.arange(len(game))] = True
-    for row, pair in enumerate(index, start=len(game)):
-        hidden[row, list(pair)] = True
+    each = np.eye(len(game), dtype=np.bool_)
+    first, second = np.triu_indices(len(game), 1)
     title = f"Interactions of {len(game)} regions" if show_progress else None
-
-    def collected(samples: Tensor) -> Interactions:
-        return Interactions(game, samples[:, : len(game)], samples[:, len(game) :], target, index)
-
     try:
-        return collected(game.ask_samples(hidden, progress=title))
+        hidden = np.concatenate([each, each[first] | each[second]])
+        return Interactions(game, game.ask_samples(hidden, progress=title), target)
     except BaseException as error:
         known = getattr(error, "result", None)
         if isinstance(known, Tensor):
-            error.result = collected(known)  # type: ignore[attr-defined]
+            error.result = Interactions(game, known, target)  # type: ignore[attr-defined]
         raise
 
 
@@ -470,108 +406,81 @@ class DecidingPart:
 
     def described(self, names: Sequence[str] | None = None) -> str:
         """What the part does, with the names of classes."""
-
-        def name(number: int) -> str:
-            return f"class {number}" if names is None else names[number]
-
-        own = f"{self.in_words(self.seen)} -> {self.in_words(self.prediction)}"
-        which = f"{len(self.numbers)} of {self.n_regions} regions ({percent(self.share)} of it)"
-        text = f"{'only' if self.alone else 'without'} {which}: {name(self.target)} {own}"
-        if self.first is not None and self.first_prediction is not None:
-            if self.first == self.target:
-                text += ", still first"
-            else:
-                text += f", and {name(self.first)} is first with "
-                text += self.in_words(self.first_prediction)
+        target, first = (
+            f"class {number}" if names is None or number is None else names[number]
+            for number in (self.target, self.first)
+        )
+        text = (
+            f"{'only' if self.alone else 'without'} {len(self.numbers)} of {self.n_regions} regions"
+            f" ({percent(self.share)} of it): {target} {self.in_words(self.seen)} -> "
+            f"{self.in_words(self.prediction)}"
+        )
+        if self.first == self.target:
+            text += ", still first"
+        elif self.first_prediction is not None:
+            text += f", and {first} is first with {self.in_words(self.first_prediction)}"
         return text if self.minimal else f"{text} (not minimal: the passes were used up)"
 
     def __str__(self) -> str:
         return self.described()
 
 
+@dataclass
 class _Search:
-    """A search for the fewest regions of a game that reach a goal, within a number of passes."""
+    """A search for few regions that reach a goal of scores (columns,), within some passes; the
+    regions are seen ``alone``, or hidden."""
 
-    def __init__(
-        self,
-        game: Coalitions,
-        target: TargetType,
-        goal: Callable[[Tensor], Tensor],
-        alone: bool,
-        max_passes: int,
-        bar: ProgressBar,
-    ) -> None:
-        self.game = game
-        self.target = target
-        self.goal = goal
-        self.alone = alone
-        self.max_passes = max_passes
-        self.bar = bar
-        self.n_passes = 0
+    game: Coalitions
+    target: TargetType
+    goal: Callable[[Tensor], bool]
+    alone: bool
+    max_passes: int
+    bar: ProgressBar
+    n_passes: int = 0
 
-    @property
-    def left(self) -> int:
-        return self.max_passes - self.n_passes
-
-    def scores(self, sets: Sequence[Sequence[int]]) -> Tensor:
-        """The scores with only these sets of regions seen, or without them, (K, columns)."""
-        rows = np.zeros((len(sets), len(self.game)), dtype=np.bool_)
-        for row, chosen in zip(rows, sets, strict=True):
-            row[list(chosen)] = True
-        self.n_passes += len(sets)
+    def scores(self, chosen: Sequence[int]) -> Tensor:
+        row = np.isin(np.arange(len(self.game)), chosen)[None]
         if self.alone:
-            return self.game.only(rows, self.bar)
-        return self.game.ask(rows, progress=self.bar)
+            return self.game.only(row, self.bar)[0]
+        return self.game.ask(row, progress=self.bar)[0]
 
-    def reached(self, sets: Sequence[Sequence[int]]) -> list[bool]:
-        return [bool(is_so) for is_so in self.goal(self.scores(sets))]
+    def reached(self, chosen: Sequence[int]) -> bool:
+        self.n_passes += 1
+        return self.goal(self.scores(chosen))
 
-    def smallest(self, order: list[int]) -> tuple[list[int], bool] | None:
-        """Few regions that reach the goal, and whether no single one of them can be left out:
-        first of the regions in their order, then without those that are not needed."""
-        found = self._first_ones(order)
-        return None if found is None else self._without_needless(found)
-
-    def _first_ones(self, order: list[int]) -> list[int] | None:
-        """The fewest first regions that reach the goal, of some numbers of them."""
-        counts = sorted({min(len(order), round(1.4**k)) for k in range(24)})
-        for start in range(0, len(counts), 4):
-            some = [order[:count] for count in counts[start : start + 4]][: self.left]
-            for chosen, is_so in zip(some, self.reached(some) if some else [], strict=True):
-                if is_so:
-                    return chosen
+    def smallest(self, order: list[int]) -> DecidingPart | None:
+        """The first regions of an order that reach the goal, without those that are not needed."""
+        for count in sorted({min(len(order), round(1.4**k)) for k in range(24)}):
+            if self.n_passes >= self.max_passes:
+                return None
+            if self.reached(order[:count]):
+                return self.part(*self.without_needless(order[:count]))
         return None
 
-    def _without_needless(self, chosen: list[int]) -> tuple[list[int], bool]:
-        """Leave out groups of regions while the goal is reached, then single ones until none can
-        be left out; the weakest come last in the order, and are tried first."""
-        for share in (2, 4):
-            size = len(chosen) // share
-            stop = len(chosen)
-            while size > 1 and stop > 0 and self.left:
-                fewer = chosen[: max(0, stop - size)] + chosen[stop:]
-                if fewer and self.reached([fewer])[0]:
-                    chosen = fewer
-                stop -= size
+    def without_needless(self, chosen: list[int]) -> tuple[list[int], bool]:
+        """Leave out the weakest regions while the goal is reached, at first many at once, then one
+        by one until none can be left out; and whether that was asked of each."""
         needed: set[int] = set()  # of the regions as they are now
-        while len(chosen) > len(needed) and len(chosen) > 1:
-            if not self.left:
+        at_once = max(1, len(chosen) // 2)
+        while len(chosen) > max(1, len(needed)):
+            if self.n_passes >= self.max_passes:
                 return chosen, False
-            one = next(each for each in reversed(chosen) if each not in needed)
-            fewer = [each for each in chosen if each != one]
-            if self.reached([fewer])[0]:
+            some = [one for one in chosen if one not in needed][-at_once:]
+            fewer = [one for one in chosen if one not in some]
+            if fewer and self.reached(fewer):
                 # What was needed before may not be now, and is asked again after the others.
-                chosen = sorted(fewer, key=lambda each: each not in needed)
+                chosen = sorted(fewer, key=lambda one: one not in needed)
                 needed = set()
+            elif at_once > 1:
+                at_once //= 2
             else:
-                needed.add(one)
+                needed.update(some)
         return chosen, True
 
     def part(self, chosen: list[int], minimal: bool) -> DecidingPart:
-        """A part that was found, with what the model says of it."""
+        """A part that was found, with what the model says of it, which is known already."""
         game = self.game
-        scores = self.scores([chosen])[0]
-        self.n_passes -= 1  # known already
+        scores = self.scores(chosen)
         first = first_class(game.evidence, scores)
         return DecidingPart(
             numbers=tuple(game.numbers[place] for place in chosen),
@@ -592,15 +501,12 @@ class _Search:
 def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
     """The class with the largest probability of scores (columns,); None for other outputs."""
     is_class = evidence.measure.needs_probabilities and len(evidence.output_shape) == 1
-    if not is_class or len(scores) < 2:
-        return None
-    return int(scores.argmax())
+    return int(scores.argmax()) if is_class and len(scores) > 1 else None
 
 
 def flat_target(game: Coalitions, target: TargetType) -> int:
     """The number of the one column that a target means."""
-    columns = torch.arange(game.seen.shape[-1], device=game.seen.device)
-    picked = game.pick(columns, target)
+    picked = game.pick(torch.arange(len(game.seen), device=game.seen.device), target)
     if picked.numel() != 1:
         raise ValueError(
             f"target={target!r} is a mask of {picked.numel()} outputs; give one output to ask for "
@@ -610,106 +516,73 @@ def flat_target(game: Coalitions, target: TargetType) -> int:
 
 
 def _goal_for(
-    game: Coalitions, target: TargetType, first: int, at_least: float | None, keep: bool
-) -> Callable[[Tensor], Tensor]:
-    """Whether scores (K, columns) keep ``first`` at the top, or the target at the bound; or, for
+    game: Coalitions, target: TargetType, bound: float | None, keep: bool
+) -> Callable[[Tensor], bool]:
+    """Whether scores (columns,) have the target at the top, or at the bound; or, for
     ``keep=False``, whether they do not."""
-    if at_least is not None:
-        return lambda scores: (game.predictions(scores, target) >= at_least) == keep
+    own = flat_target(game, target)
+    if bound is not None:
+        return lambda scores: bool(game.predictions(scores, target) >= bound) == keep
     if first_class(game.evidence, game.seen) is not None:
-        return lambda scores: (scores.argmax(dim=1) == first) == keep
+        return lambda scores: (int(scores.argmax()) == own) == keep
     if not game.kind.has_probabilities or game.seen.numel() > 1:
         raise ValueError(
             "these outputs are not one list of classes, so none is first; give the bound of the "
             "output instead, such as at_least=0.5 or below=0.5"
         )
-    is_likely = bool(game.seen[first] >= 0)
-    return lambda scores: ((scores[:, first] >= 0) == is_likely) == keep
+    is_likely = bool(game.seen[own] >= 0)
+    return lambda scores: (bool(scores[own] >= 0) == is_likely) == keep
 
 
-def sufficient_parts(
+def deciding_parts(
     evidence: WindowEvidence,
     target: TargetType,
+    expected: TargetType,
+    bound: float | None,
+    alone: bool,
     n: int,
-    at_least: float | None,
     regions: WhichRegions,
     example: int | None,
     max_passes: int,
     show_progress: bool,
 ) -> list[DecidingPart]:
-    """Disjoint parts that keep the answer by themselves; see ``WindowEvidence.sufficient``."""
+    """Disjoint parts that keep the answer ``alone``, or without which it is not kept; see
+    ``sufficient`` and ``necessary`` of ``WindowEvidence``."""
     check_count("n", n)
-    target = _target_or_first(evidence, target, example)
-    game = coalitions_of(evidence, target, regions, example, share=PART_SHARE)
-    own = flat_target(game, target)
-    goal = _goal_for(game, target, own, at_least, keep=True)
-    if not bool(goal(game.seen.unsqueeze(0))[0]):
+    check_count("max_passes", max_passes)
+    if expected is not None and bound is not None:
+        raise ValueError("below and expected both say what to reach; give one of them")
+    if target is None:
+        target = first_class(evidence, evidence.scores[evidence.checked_example(example)])
+    game = coalitions_of(evidence, target, regions, example, expected, PART_SHARE)
+    own = target if expected is None else expected
+    goal = _goal_for(game, own, bound, keep=alone or expected is not None)
+    if alone and not goal(game.seen):
         said = evidence.measure.in_words(float(game.predictions(game.seen, target)))
-        first = first_class(evidence, game.seen)
+        if bound is None:
+            said = f"{said}, and class {first_class(evidence, game.seen)} is first"
         raise ValueError(
-            f"target={own} does not reach this with everything seen: it has {said}"
-            + (f", and class {first} is first" if at_least is None else "")
-            + "; ask about that class, or give a lower at_least="
+            f"target={flat_target(game, target)} does not reach this with everything seen: it has "
+            f"{said}; ask about that class, or give a lower at_least="
         )
-    max_passes = check_count("max_passes", max_passes)
+    if not alone and goal(game.seen):
+        raise ValueError("the answer is so with everything seen: there is nothing to hide for it")
+    n_samples = 1 if alone else game.asker.sampling.n_samples
+    title = "Sufficient parts" if alone else "Necessary part"
     parts: list[DecidingPart] = []
-    title = "Sufficient parts" if show_progress else None
-    with ProgressBar(max_passes, title) as bar:
-        bar.expect(game.seconds_per_pass() if show_progress else 0)
-        search = _Search(game, target, goal, True, max_passes, bar)
-        left = list(range(len(game)))
+    left = list(range(len(game)))
+    with ProgressBar(max_passes * n_samples, title if show_progress else None) as bar:
+        if show_progress:
+            bar.expect(game.asker.seconds_per_pass(game.example))
+        search = _Search(game, target, goal, alone, max_passes, bar)
         try:
-            while left and len(parts) < n and search.left:
-                found = search.smallest(left)
-                if found is None:
-                    break
-                parts.append(search.part(*found))
-                used = parts[-1].pixels
-                left = [place for place in left if not (game.pixels[place] & used).any()]
+            while left and len(parts) < n and (found := search.smallest(left)):
+                parts.append(found)
+                left = [one for one in left if not (game.pixels[one] & found.pixels).any()]
         except BaseException as error:
-            error.result = parts  # type: ignore[attr-defined]
+            attach_result(error, parts)
             raise
     return parts
-
-
-def necessary_part(
-    evidence: WindowEvidence,
-    target: TargetType,
-    expected: TargetType,
-    below: float | None,
-    regions: WhichRegions,
-    example: int | None,
-    max_passes: int,
-    show_progress: bool,
-) -> DecidingPart | None:
-    """The fewest regions whose removal changes the answer; see ``WindowEvidence.necessary``."""
-    target = _target_or_first(evidence, target, example)
-    game = coalitions_of(evidence, target, regions, example, expected, PART_SHARE)
-    if expected is None:
-        goal = _goal_for(game, target, flat_target(game, target), below, keep=False)
-    elif below is not None:
-        raise ValueError("below and expected both say what to reach; give one of them")
-    else:
-        goal = _goal_for(game, expected, flat_target(game, expected), None, keep=True)
-    if bool(goal(game.seen.unsqueeze(0))[0]):
-        raise ValueError("the answer is so with everything seen: there is nothing to hide for it")
-    max_passes = check_count("max_passes", max_passes)
-    title = "Necessary part" if show_progress else None
-    with ProgressBar(max_passes * game.n_samples, title) as bar:
-        bar.expect(game.seconds_per_pass() if show_progress else 0)
-        search = _Search(game, target, goal, False, max_passes, bar)
-        found = search.smallest(list(range(len(game))))
-        return None if found is None else search.part(*found)
-
-
-def _target_or_first(
-    evidence: WindowEvidence, target: TargetType, example: int | None
-) -> TargetType:
-    """The target, or without one the class that is first with everything seen."""
-    if target is not None or evidence.reading.output_shape == ():
-        return target
-    first = first_class(evidence, evidence.scores[evidence.checked_example(example)])
-    return target if first is None else first
 
 
 # Games
@@ -738,12 +611,9 @@ class RegionGame:
     def __init__(
         self, coalitions: Coalitions, target: TargetType, context: str, show_progress: bool = False
     ) -> None:
-        if context not in ("full", "empty"):
-            raise ValueError(f"context={context!r} is not known; choose 'full' or 'empty'")
-        self.coalitions = coalitions
-        self.target = target
-        self.context = context
-        self.show_progress = show_progress
+        check_choice("context", context, ("full", "empty"))
+        self.coalitions, self.target, self.context = coalitions, target, context
+        self.progress = "Game" if show_progress else None
 
     @property
     def n_players(self) -> int:
@@ -757,14 +627,12 @@ class RegionGame:
 
     def __call__(self, coalitions: Any) -> npt.NDArray[np.float64]:
         present = np.atleast_2d(np.asarray(coalitions, dtype=np.bool_))
-        progress = "Game" if self.show_progress else None
         if self.context == "empty":
-            scores = self.coalitions.only(present, progress)
+            scores = self.coalitions.only(present, self.progress)
         else:
-            scores = self.coalitions.ask(~present, progress=progress)
+            scores = self.coalitions.ask(~present, progress=self.progress)
         values = self.coalitions.values(scores, self.target)
-        found: npt.NDArray[np.float64] = values.cpu().double().numpy()
-        return found
+        return np.asarray(values.cpu(), dtype=np.float64)
 
     def __repr__(self) -> str:
         return f"RegionGame({self.n_players} players, context {self.context!r})"

@@ -6,6 +6,6 @@ shows them are in the file.
 
 from captum_pda.report.index import write_index
 from captum_pda.report.notebook import notebook_html
-from captum_pda.report.report import evidence_html, write_report
+from captum_pda.report.report import write_report
 
-__all__ = ["evidence_html", "notebook_html", "write_index", "write_report"]
+__all__ = ["notebook_html", "write_index", "write_report"]

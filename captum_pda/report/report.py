@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
     CLOSE_SHARE,
     LEAST_SHARE,
+    OWN_SHARE,
     listed_regions,
     strongest_regions,
 )
@@ -32,6 +33,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.protocol import Regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import (
     Numbers,
@@ -67,7 +69,7 @@ MAX_SETTING_LETTERS = 300
 
 def write_report(
     evidence: WindowEvidence | Mapping[str, WindowEvidence],
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     labels: Sequence[str] | None = None,
     mean: Numbers | None = None,
     std: Numbers | None = None,
@@ -82,7 +84,7 @@ def write_report(
     test: SelfTest | bool = True,
     spacing: Numbers | None = None,
     interactions: Interactions | None = None,
-) -> Path:
+) -> str | Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
     The page needs nothing but itself: no server, no network. It tells of each region what the
@@ -94,7 +96,7 @@ def write_report(
     Args:
         evidence: of an image, a signal or a volume; or a table of names and evidence by several
             methods of one image.
-        path: where to write; a file that is there is replaced.
+        path: where to write; a file that is there is replaced. None returns the page as a string.
         labels: the names of all outputs. Default: their numbers.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: the name of the photo. Default: the file's own name.
@@ -112,7 +114,7 @@ def write_report(
             which a region can be chosen to see its partners.
 
     Returns:
-        The path.
+        The path, or the page.
 
     Example::
 
@@ -120,61 +122,11 @@ def write_report(
         >>> write_report(evidence, "cat.html", labels=names, mean=[0.485, 0.456, 0.406],
         ...              std=[0.229, 0.224, 0.225], contrast=(281, 285))
     """
-    path = Path(path)
-    page = report_page(
-        {"": evidence} if not isinstance(evidence, Mapping) else evidence,
-        path.stem if title is None else title,
-        labels,
-        mean,
-        std,
-        truth=truth,
-        targets=targets,
-        contrast=contrast,
-        n_classes=n_classes,
-        example=example,
-        settings=settings,
-        test=test,
-        spacing=spacing,
-        interactions=interactions,
-    )
-    write_whole(path, page)
-    return path
-
-
-def evidence_html(
-    evidence: WindowEvidence,
-    path: str | os.PathLike[str] | None = None,
-    target: int | None = None,
-    **options: Any,
-) -> str | Path:
-    """The page of ``write_report`` as a string, or written to a path; see
-    ``WindowEvidence.to_html``."""
-    options |= {} if target is None else {"targets": (target,)}
-    if path is not None:
-        return write_report(evidence, path, **options)
-    return report_page({"": evidence}, options.pop("title", "Evidence"), **options).decode()
-
-
-def report_page(
-    methods: Mapping[str, WindowEvidence],
-    title: str,
-    labels: Sequence[str] | None = None,
-    mean: Numbers | None = None,
-    std: Numbers | None = None,
-    *,
-    truth: int | None = None,
-    targets: Sequence[int] = (),
-    contrast: tuple[int, int] | None = None,
-    n_classes: int = 8,
-    example: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    test: SelfTest | bool = True,
-    spacing: Numbers | None = None,
-    interactions: Interactions | None = None,
-) -> bytes:
-    """The page itself, of evidence by one or several named methods; as for ``write_report``."""
-    number, evidence = _check(methods, example)
-    values, measure = evidence.inputs[0][number].detach().cpu(), evidence.measure
+    methods = evidence if isinstance(evidence, Mapping) else {"": evidence}
+    if title is None:
+        title = "Evidence" if path is None else Path(path).stem
+    number, of_first = _check(methods, example)
+    values, measure = of_first.inputs[0][number].detach().cpu(), of_first.measure
     is_image = values.dim() == 3
     if not is_image and (len(methods) > 1 or contrast is not None or interactions is not None):
         raise ValueError(
@@ -182,21 +134,22 @@ def report_page(
             "interactions; write a report for each method, and draw a contrast with "
             "visualize_explanation(rather_than=...)"
         )
+    colours = display_range(values, mean, std) if is_image else (0.0, 1.0)
     check_count("n_classes", n_classes)
     asked = [*(contrast or ()), *targets]
     columns = _columns(
-        evidence.scores[number],
+        of_first.scores[number],
         [*asked, *(() if truth is None else (truth,))],
         n_classes if is_image else min(n_classes, MAX_SPACE_CLASSES),
         labels,
     )
     names = [str(one) if labels is None else str(labels[one]) for one in columns]
-    predicted = measure.prediction(evidence.scores[number])[columns].tolist()
+    predicted = measure.prediction(of_first.scores[number])[columns].tolist()
     first = columns.index(asked[0]) if asked else 0
     known = {
         "input_sha256": fingerprint(values),
-        "prior": prior_settings(evidence.prior),
-        "output": evidence.output,
+        "prior": prior_settings(of_first.prior),
+        "output": of_first.output,
         "measure": measure.settings(),
         **versions(),
         **(settings or {}),
@@ -226,7 +179,6 @@ def report_page(
         own = test if isinstance(test, bool) or not tests else False
         tests.append(_test_header(one, number, columns, first, own))
     if is_image:
-        colours = display_range(values, mean, std)
         pixels = rgb_bytes(values, *colours)
         second = None if contrast is None else columns.index(contrast[1])
         header |= {
@@ -236,50 +188,67 @@ def report_page(
                 "width": pixels.shape[1],
             },
             "second": second,
-            "listed": {"count": N_LISTED, "least_share": LEAST_SHARE, "close_share": CLOSE_SHARE},
+            "listed": {
+                "count": N_LISTED,
+                "least_share": LEAST_SHARE,
+                "close_share": CLOSE_SHARE,
+                "own_share": OWN_SHARE,
+            },
         }
         shown = []
         for (name, one), tested in zip(methods.items(), tests, strict=True):
-            own_header = _method_header(block, one, number, columns, colours)
-            pair = None
-            if second is not None:
-                pair = _listed(own_header["groups"], one, number, columns[first], columns[second])
-            shown.append({"name": name, **own_header, "pair": pair, "test": tested})
+            own_header = _method_header(block, one, number, columns, contrast, colours)
+            shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
-        header["together"] = together_header(block, interactions, evidence, number, labels)
-        whole = evidence.attribution(columns[0])
+        header["together"] = together_header(block, interactions, of_first, number, labels)
+        whole = of_first.attribution(columns[0])
         picture = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
         lists = shown[0]["listed"][0]
     else:
         own_header, picture = space_header(
-            block, evidence, number, columns, mean, std, spacing, N_LISTED
+            block, of_first, number, columns, mean, std, spacing, N_LISTED
         )
         header |= own_header | {
-            "totals": [_total_words(evidence, number, column) for column in columns],
+            "totals": [_total_words(of_first, number, column) for column in columns],
             "test": tests[0],
         }
         lists = own_header["listed"][0]
+    summary = _summary(header, lists, tests[0])
+    summary["thumbnail"] = small.add_bytes(thumbnail(picture, THUMBNAIL))
+    blocks = {"summary": small.pack(summary), "values": block.pack(header)}
+    page = (PAGE if is_image else SPACE_PAGE).render(blocks)
+    if path is None:
+        return page.decode()
+    write_whole(Path(path), page)
+    return Path(path)
+
+
+def _summary(
+    header: Mapping[str, Any],
+    lists: Mapping[str, list[dict[str, Any]]] | None,
+    tested: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """What an index tells of a photo: the verdict, its strongest evidence, and the map's test."""
+    names, truth, first = header["labels"], header["truth"], header["first"]
     summary = {
-        "title": title,
+        "title": header["title"],
         "verdict": names[0],
-        "truth": None if truth is None else names[columns.index(truth)],
-        "right": truth == columns[0],
+        "truth": None if truth is None else names[truth],
+        "right": truth == 0,
         "prediction": header["predictions"][0],
-        "probabilities": measure.needs_probabilities,
+        "probabilities": header["measure"]["probabilities"],
         "test": None,
         "for": None,
         "against": None,
-        "thumbnail": small.add_bytes(thumbnail(picture, THUMBNAIL)),
     }
     for kind, regions in (lists or {}).items():
         if regions:
             summary[kind] = {"value": regions[0]["value"], "words": regions[0]["answers"][0]}
-    if tests[0] is not None and tests[0]["failure"] is None:
+    if tested is not None and tested["failure"] is None:
         of_class = "" if first == 0 else f"{names[first]}: "
-        sentence = of_class + tests[0]["sentence"]
-        summary["test"] = {"sentence": sentence, "passed": tests[0]["passed"]}
-    blocks = {"summary": small.pack(summary), "values": block.pack(header)}
-    return (PAGE if is_image else SPACE_PAGE).render(blocks)
+        sentence = of_class + tested["sentence"]
+        summary["test"] = {"sentence": sentence, "passed": tested["passed"]}
+    return summary
 
 
 def _columns(
@@ -341,6 +310,7 @@ def _method_header(
     evidence: WindowEvidence,
     number: int,
     columns: list[int],
+    contrast: tuple[int, int] | None,
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
     """The evidence of a method: its regions, in groups of one size and depth, and their lists."""
@@ -371,12 +341,17 @@ def _method_header(
                 "rank": ranks[len(groups)],
             }
         )
+    # Those that are looked at first come last, and so replace others that are equal.
+    order = sorted(zip(ranks, range(len(groups)), parts.values(), strict=True), reverse=True)
+    places = {part.regions: place for _, place, own in order for part in own}
+    pair = None if contrast is None else _listed(places, evidence, number, *contrast)
     return {
         "groups": groups,
         "questions": {
             f"{part.context} {part.depth}": words.question(part) for part in evidence.parts
         },
-        "listed": [_listed(groups, evidence, number, column) for column in columns],
+        "listed": [_listed(places, evidence, number, column) for column in columns],
+        "pair": pair,
         "totals": [_total_words(evidence, number, column) for column in columns],
     }
 
@@ -390,7 +365,7 @@ def _part_header(
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
     """What regions say in one context: scores as differences from those before the change."""
-    context, measure = CONTEXTS[part.context], part.reading.measure
+    context, measure = CONTEXTS[part.context], part.outputs.measure
     reference = in_double(part.reference[number, columns]).detach().cpu()
     scores = in_double(part.scores[number][:, columns]).detach().cpu().T
     # A region speaks for what is lost without it, and for what it adds by itself.
@@ -442,7 +417,7 @@ def _ranks(parts: Sequence[EvidencePart], number: int, space: tuple[int, ...]) -
 
 
 def _listed(
-    groups: Sequence[Mapping[str, Any]],
+    places: Mapping[Regions, int],
     evidence: WindowEvidence,
     number: int,
     column: int,
@@ -452,12 +427,11 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    place = next(place for place, group in enumerate(groups) if group["rank"] == 0)
     kinds = strongest_regions(evidence, column, N_LISTED, second, number)
     return {
         kind: [
             {
-                "group": place,
+                "group": places[cast(Regions, region.regions)],
                 "region": region.number,
                 "value": region.value,
                 "answers": region.answers(),

@@ -17,21 +17,8 @@ from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure, find_measure
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.visualization.drawing import (
-    Floats,
-    Image,
-    Numbers,
-    checked_scale,
-    draw_colorbar,
-    draw_map,
-    draw_picture,
-    evidence_map,
-    finish,
-    new_figure,
-    panels_for,
-    picture_of_map,
-    show,
-)
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import Floats, Image, Numbers
 
 METHODS = ("heat_map", "blended_heat_map", "original_image")
 #: Inches of a panel.
@@ -89,20 +76,20 @@ def visualize_evidence(
         ...                    std=[0.229, 0.224, 0.225], title="husky")
     """
     method = _checked_method(method, image, METHODS)
-    values = evidence_map(attribution)
-    shown = None if image is None else picture_of_map(image, values, mean, std)
+    values = drawing.evidence_map(attribution)
+    shown = None if image is None else drawing.picture_of_map(image, values, mean, std)
     label = find_measure(measure).label if colorbar_label is None else colorbar_label
-    scale = checked_scale(scale, values)
-    figure, (axes,) = panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
+    scale = drawing.checked_scale(scale, values)
+    figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
     if method == "original_image" and shown is not None:
-        draw_picture(axes, shown)
+        drawing.draw_picture(axes, shown)
     else:
         grey = shown if method == "blended_heat_map" else None
-        heat_map = draw_map(axes, values, scale, grey, cmap, alpha_overlay)
+        heat_map = drawing.draw_map(axes, values, scale, grey, cmap, alpha_overlay)
         if show_colorbar:
-            draw_colorbar(figure, [axes], [heat_map], label)
-    finish(axes, title)
-    show(plt_fig_axis is None and use_pyplot)
+            drawing.draw_colorbar(figure, [axes], [heat_map], label)
+    drawing.finish(axes, title)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -176,10 +163,12 @@ def visualize_evidence_multiple(
         )
     method = _checked_method(method, image, METHODS[:2])
     label = find_measure(measure).label if colorbar_label is None else colorbar_label
-    maps = [evidence_map(attribution) for attribution in attributions]
-    shown = [None if image is None else picture_of_map(image, one, mean, std) for one in maps]
+    maps = [drawing.evidence_map(attribution) for attribution in attributions]
+    shown = [
+        None if image is None else drawing.picture_of_map(image, one, mean, std) for one in maps
+    ]
     one_scale = shared_scale or scale is not None
-    scales = [checked_scale(scale, *(maps if one_scale else [one])) for one in maps]
+    scales = [drawing.checked_scale(scale, *(maps if one_scale else [one])) for one in maps]
 
     with_image = int(image is not None)
     n_panels = len(maps) + with_image
@@ -188,20 +177,20 @@ def visualize_evidence_multiple(
     lines = max(str(name).count("\n") + 1 for name in [image_title, *names])
     height = min(max(maps[0].shape[0] / maps[0].shape[1], 0.3), 3) * PANEL_WIDTH + 0.25 * lines
     size = columns * PANEL_WIDTH, rows * height + (1 if one_scale else rows) * 0.75
-    figure, axes = panels_for(plt_fig_axis, n_panels, fig_size or size, use_pyplot, columns)
+    figure, axes = drawing.panels_for(plt_fig_axis, n_panels, fig_size or size, use_pyplot, columns)
     if shown[0] is not None:
-        draw_picture(axes[0], shown[0])
-        finish(axes[0], image_title)
+        drawing.draw_picture(axes[0], shown[0])
+        drawing.finish(axes[0], image_title)
     drawn = []
     for n, panel in enumerate(axes[with_image:]):
         grey = shown[n] if method == "blended_heat_map" else None
-        drawn.append(draw_map(panel, maps[n], scales[n], grey, cmap, alpha_overlay))
-        finish(panel, names[n])
+        drawn.append(drawing.draw_map(panel, maps[n], scales[n], grey, cmap, alpha_overlay))
+        drawing.finish(panel, names[n])
         if show_colorbar and not one_scale:
-            draw_colorbar(figure, [panel], drawn[-1:], label)
+            drawing.draw_colorbar(figure, [panel], drawn[-1:], label)
     if show_colorbar and one_scale:
-        draw_colorbar(figure, axes, drawn, label)
-    show(plt_fig_axis is None and use_pyplot)
+        drawing.draw_colorbar(figure, axes, drawn, label)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -247,17 +236,17 @@ def visualize_evidence_parts(
     for part in evidence.parts:
         rows.setdefault((part.depth, part.context), []).append(part)
     whole = _map(evidence, target, rather_than)
-    shown = picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
+    shown = drawing.picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
     columns = max(2, *(len(row) for row in rows.values()))
     size = columns * PART_WIDTH, (1 + len(rows)) * (PART_WIDTH + 0.6)
-    figure = new_figure(size, use_pyplot)
+    figure = drawing.new_figure(size, use_pyplot)
     grid = figure.subplots(1 + len(rows), columns, squeeze=False)
     for axes in grid.ravel():
         axes.axis("off")
     if title:
         figure.suptitle(title)
-    draw_picture(grid[0, 0], shown)
-    finish(grid[0, 0], "the photo")
+    drawing.draw_picture(grid[0, 0], shown)
+    drawing.finish(grid[0, 0], "the photo")
     panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
     for row, own in enumerate(rows.values(), start=1):
         for column, part in enumerate(own):
@@ -266,17 +255,17 @@ def visualize_evidence_parts(
     used, maps, _ = zip(*panels, strict=True)
     heat_maps = []
     for axes, values, words in panels:
-        scale = checked_scale(None, *(maps if shared_scale else [values]))
-        heat_maps.append(draw_map(axes, values, scale, shown))
-        finish(axes, words)
+        scale = drawing.checked_scale(None, *(maps if shared_scale else [values]))
+        heat_maps.append(drawing.draw_map(axes, values, scale, shown))
+        drawing.finish(axes, words)
         if not shared_scale:
-            draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
+            drawing.draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
     used = (grid[0, 0], *used)
     for axes in used:
         axes.axis("on")
     if shared_scale:
-        draw_colorbar(figure, used, heat_maps, evidence.measure.label)
-    show(use_pyplot)
+        drawing.draw_colorbar(figure, used, heat_maps, evidence.measure.label)
+    drawing.show(use_pyplot)
     return figure, list(used)
 
 
@@ -288,5 +277,5 @@ def _part_words(part: EvidencePart) -> str:
 
 def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:
     if rather_than is None:
-        return evidence_map(cast(Tensor, evidence.attribution(target)))
-    return evidence_map(cast(Tensor, evidence.contrast(target, rather_than)))
+        return drawing.evidence_map(cast(Tensor, evidence.attribution(target)))
+    return drawing.evidence_map(cast(Tensor, evidence.contrast(target, rather_than)))

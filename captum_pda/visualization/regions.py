@@ -12,28 +12,8 @@ from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
-from captum_pda.visualization.drawing import (
-    AGAINST,
-    FOR,
-    USUAL_CHANNELS,
-    Floats,
-    Image,
-    Numbers,
-    checked_scale,
-    draw_colorbar,
-    draw_map,
-    draw_picture,
-    evidence_map,
-    finish,
-    innermost,
-    new_figure,
-    outline_pixels,
-    panels_for,
-    picture,
-    picture_of_map,
-    show,
-    wrapped,
-)
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import AGAINST, FOR, USUAL_CHANNELS, Floats, Image, Numbers
 from captum_pda.visualization.space import (
     channels_of,
     draw_signal,
@@ -75,8 +55,7 @@ def visualize_strongest_regions(
         title: what to write above the first panel.
         example: which one, where the evidence is of several.
         plt_fig_axis: a figure and 1 + 2 n axes to draw on.
-        fig_size: the size of a new figure.
-        use_pyplot: whether a new figure is made by pyplot, and shown.
+        fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the whole image, n regions for the class, n against it.
@@ -92,7 +71,7 @@ def visualize_strongest_regions(
             "spatial dimensions. visualize_explanation draws signals and volumes"
         )
     kinds = strongest_regions(evidence, target, n, example=example)
-    shown = picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
+    shown = drawing.picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
     space = tuple(evidence.inputs[0].shape[2:])
     if shown.shape[:2] != space:
         raise ValueError(
@@ -100,15 +79,15 @@ def visualize_strongest_regions(
             "the tensor that was explained"
         )
     if plt_fig_axis is None:
-        figure = new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
+        figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
         grid = figure.add_gridspec(2, 2 + n)
         axes = [figure.add_subplot(grid[:, :2])]
         axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
     else:
-        figure, axes = panels_for(plt_fig_axis, 1 + 2 * n, (0, 0), use_pyplot)
-    draw_picture(axes[0], shown)
+        figure, axes = drawing.panels_for(plt_fig_axis, 1 + 2 * n, (0, 0), use_pyplot)
+    drawing.draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
-    finish(axes[0], title)
+    drawing.finish(axes[0], title)
     for panel in axes[1:]:
         panel.axis("off")
     for row, (regions, colour) in enumerate(zip(kinds, (FOR, AGAINST), strict=True)):
@@ -116,9 +95,9 @@ def visualize_strongest_regions(
             panel = axes[1 + row * n + number]
             panel.axis("on")
             _look_closely(panel, shown, region, colour)
-            finish(panel, f"{number + 1}")
+            drawing.finish(panel, f"{number + 1}")
             panel.set_xlabel("\n".join(region.answers()).replace(": ", ":\n"), fontsize=7)
-    show(plt_fig_axis is None and use_pyplot)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -132,11 +111,9 @@ def visualize_self_test(
 
     Args:
         test: what ``evidence.self_test(target)`` returned.
-        plt_fig_axis: a figure and axes to draw on, instead of new ones.
-        fig_size: the size of a new figure.
-        use_pyplot: whether a new figure is made by pyplot, and shown.
+        plt_fig_axis, fig_size, use_pyplot: as for ``visualize_evidence``.
     """
-    figure, (axes,) = panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
+    figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
     shares = 100 * test.shares.cpu().numpy()
     probabilities = test.measure.needs_probabilities
     hidden, shown = (
@@ -154,7 +131,7 @@ def visualize_self_test(
     axes.legend(fontsize=7, frameon=False, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"the map's own test: gain {test.gain:.2f}", fontsize=10)
-    show(plt_fig_axis is None and use_pyplot)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -214,10 +191,10 @@ def visualize_explanation(
     label = f"{evidence.measure.label}, weighted mean of all questions"
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
-    values = evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
-    scale = checked_scale(scale, values)
+    values = drawing.evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
+    scale = drawing.checked_scale(scale, values)
     if dims == 2:
-        shown = picture_of_map(image, values, mean, std)
+        shown = drawing.picture_of_map(image, values, mean, std)
         if (channels := shown.shape[2]) not in USUAL_CHANNELS:
             shown = shown.mean(2, keepdims=True)
             words.append(f"Drawn: mean of {channels} channels")
@@ -231,41 +208,45 @@ def visualize_explanation(
     rows = 2 if dims == 3 else 1
     widths += [3.4] * len(tests)
     width = sum(widths) + 0.3 * len(widths)
-    lines = wrapped(words, int(LETTERS_PER_INCH * width))
-    title = wrapped(name.splitlines(), int(LETTERS_PER_INCH * width) if rows > 1 else TITLE_LETTERS)
+    lines = drawing.wrapped(words, int(LETTERS_PER_INCH * width))
+    title = drawing.wrapped(
+        name.splitlines(), int(LETTERS_PER_INCH * width) if rows > 1 else TITLE_LETTERS
+    )
     inches = rows * (height + 0.3) + 0.8 + 0.17 * (len(title) + len(lines))
-    figure = new_figure((width, inches), use_pyplot)
+    figure = drawing.new_figure((width, inches), use_pyplot)
     figure.set_layout_engine("constrained")
     figure.supxlabel("\n".join(lines), x=0.01, fontsize=8.5, horizontalalignment="left")
     grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
     columns = len(widths) - len(tests)
     axes = [figure.add_subplot(grid[row, k]) for row in range(rows) for k in range(columns)]
     if dims == 2:
-        draw_picture(axes[0], shown)
+        drawing.draw_picture(axes[0], shown)
         draw_outlines(axes[0], *kinds)
-        heat_map = draw_map(axes[1], values, scale, shown)
-        finish(axes[0], "\n".join(title))
-        finish(axes[1], "red for, blue against")
+        heat_map = drawing.draw_map(axes[1], values, scale, shown)
+        drawing.finish(axes[0], "\n".join(title))
+        drawing.finish(axes[1], "red for, blue against")
     elif dims == 1:
         heat_map = draw_signal(axes[0], shown, values, scale, spacing)
         mark_spans(axes[0], kinds, spacing)
         axes[0].set_title(f"{name}: red speaks for it, blue against it", pad=14)
     else:
         listed = sorted([*kinds[0], *kinds[1]], key=lambda one: -abs(one.value))
-        place = innermost(listed[0].pixels) if listed else [size // 2 for size in values.shape]
+        place = (
+            drawing.innermost(listed[0].pixels) if listed else [size // 2 for size in values.shape]
+        )
         draw_slices(axes[:3], shown, place, spacing, kinds)
         heat_map = draw_slices(axes[3:], shown, place, spacing, (), values, scale)[0]
         figure.suptitle("\n".join(title), x=0.01, fontsize=11, horizontalalignment="left")
         label = f"{label}; red speaks for it, blue against it"
     for panel in axes:
         panel.title.set_fontsize(10 if dims < 3 else 9)
-    bar = draw_colorbar(figure, axes, [heat_map], label)
+    bar = drawing.draw_colorbar(figure, axes, [heat_map], label)
     bar.ax.tick_params(labelsize=7)
     bar.ax.xaxis.label.set_fontsize(8)
     for tested in tests:
         axes.append(figure.add_subplot(grid[:, columns]))
         visualize_self_test(tested, (figure, axes[-1]))
-    show(use_pyplot)
+    drawing.show(use_pyplot)
     return figure, axes
 
 
@@ -273,7 +254,7 @@ def _named(
     evidence: WindowEvidence, target: TargetType, name: str | None, number: int
 ) -> tuple[TargetType, str]:
     """The output to draw, the most probable one where none was asked for, and its name."""
-    only_one = evidence.reading.summed or evidence.scores.shape[1] == 1
+    only_one = evidence.outputs.summed or evidence.scores.shape[1] == 1
     if target is not None or only_one:
         return target, name or "the input"
     top = evidence.top(number)
@@ -300,13 +281,13 @@ def draw_outlines(
     """Outline regions in their own shape, those for in red and those against in blue."""
     for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
         for number, region in enumerate(regions, start=1):
-            outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
+            drawing.outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
     """Draw a region and half as much again on every side."""
-    draw_picture(axes, shown)
-    outline_pixels(axes, region.pixels, colour, region.uncertain)
+    drawing.draw_picture(axes, shown)
+    drawing.outline_pixels(axes, region.pixels, colour, region.uncertain)
     for first, width, size, limit, turned in (
         (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
         (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),

@@ -13,27 +13,8 @@ from torch import Tensor
 
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.model.measures import find_measure
-from captum_pda.visualization.drawing import (
-    AGAINST,
-    FOR,
-    Floats,
-    Numbers,
-    checked_scale,
-    draw_colorbar,
-    draw_map,
-    draw_picture,
-    evidence_colormap,
-    evidence_map,
-    finish,
-    mark,
-    new_figure,
-    outline_pixels,
-    panels_for,
-    picture,
-    show,
-    to_channels_last,
-    unnormalised,
-)
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import AGAINST, FOR, Floats, Numbers
 
 #: The most channels of a signal that are drawn.
 MOST_CHANNELS = 16
@@ -71,13 +52,13 @@ def visualize_signal(
         >>> attribution = EfficientPDA(model).attribute(ecg, target=3)
         >>> visualize_signal(attribution, ecg, spacing=1 / 500)
     """
-    values, shown = evidence_map(attribution, 1), channels_of(signal, mean, std)
+    values, shown = drawing.evidence_map(attribution, 1), channels_of(signal, mean, std)
     size = fig_size or (8, signal_height(len(shown)) + 1)
-    figure, (axes,) = panels_for(plt_fig_axis, 1, size, use_pyplot)
-    drawn = draw_signal(axes, shown, values, checked_scale(scale, values), spacing)
-    draw_colorbar(figure, [axes], [drawn], find_measure(measure).label)
+    figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, size, use_pyplot)
+    drawn = draw_signal(axes, shown, values, drawing.checked_scale(scale, values), spacing)
+    drawing.draw_colorbar(figure, [axes], [drawn], find_measure(measure).label)
     axes.set_title(title or "")
-    show(plt_fig_axis is None and use_pyplot)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -116,7 +97,7 @@ def visualize_volume(
         >>> attribution = EfficientPDA(model).attribute(scan, target=1)
         >>> visualize_volume(attribution, scan, spacing=(3.0, 0.7, 0.7))
     """
-    values, shown = evidence_map(attribution, 3), volume_picture(volume, mean, std)
+    values, shown = drawing.evidence_map(attribution, 3), volume_picture(volume, mean, std)
     if at is None:
         known = np.where(np.isfinite(values), np.abs(values), 0)
         at = [int(one) for one in np.unravel_index(int(known.argmax()), values.shape)]
@@ -124,27 +105,27 @@ def visualize_volume(
     if len(at) != 3 or not all(inside):
         raise ValueError(f"at={tuple(at)} is not a voxel of a volume of {values.shape}")
     widths, height = panel_sizes(values.shape, spacing)
-    figure = new_figure(fig_size or (sum(widths) + 0.4, 2 * height + 1.4), use_pyplot)
+    figure = drawing.new_figure(fig_size or (sum(widths) + 0.4, 2 * height + 1.4), use_pyplot)
     grid = figure.subplots(2, 3, squeeze=False, gridspec_kw={"width_ratios": widths})
     if title:
         figure.suptitle(title)
     draw_slices(grid[0], shown, at, spacing)
     drawn = draw_slices(
-        grid[1], shown, at, spacing, values=values, scale=checked_scale(scale, values)
+        grid[1], shown, at, spacing, values=values, scale=drawing.checked_scale(scale, values)
     )
-    draw_colorbar(figure, grid[1], drawn, find_measure(measure).label)
-    show(use_pyplot)
+    drawing.draw_colorbar(figure, grid[1], drawn, find_measure(measure).label)
+    drawing.show(use_pyplot)
     return figure, list(np.ravel(grid))
 
 
 def channels_of(signal: Tensor, mean: Numbers = None, std: Numbers = None) -> Floats:
     """The channels of one signal, (C, T), without their normalisation."""
-    return unnormalised(to_channels_last("signal", signal, 1), mean, std).T
+    return drawing.unnormalised(drawing.to_channels_last("signal", signal, 1), mean, std).T
 
 
 def volume_picture(volume: Tensor, mean: Numbers = None, std: Numbers = None) -> Floats:
     """A volume as it can be shown, (D, H, W, C) from 0 to 1: in grey unless it has 3 channels."""
-    shown = picture(volume, mean, std, 3)
+    shown = drawing.picture(volume, mean, std, 3)
     return shown if shown.shape[3] == 3 else shown.mean(axis=3, keepdims=True)
 
 
@@ -164,7 +145,7 @@ def draw_signal(
     ends = -0.5 * step, (len(values) - 0.5) * step
     background = axes.imshow(
         values[None],
-        cmap=evidence_colormap(0.75),
+        cmap=drawing.evidence_colormap(0.75),
         vmin=-scale,
         vmax=scale,
         extent=(*ends, offsets[-1] - 0.15, 1.15),
@@ -193,7 +174,7 @@ def mark_spans(axes: Axes, kinds: Sequence[Sequence[StrongRegion]], spacing: Any
             for ends in (borders.reshape(-1, 2) - 0.5) * step:
                 for end in ends:
                     axes.axvline(end, color=colour, linewidth=0.9, linestyle=style)
-                mark(axes, str(number), colour, (float(ends.mean()), 1.0), **above)
+                drawing.mark(axes, str(number), colour, (float(ends.mean()), 1.0), **above)
 
 
 def draw_slices(
@@ -217,22 +198,22 @@ def draw_slices(
     for axis, panel in enumerate(panels):
         flat = np.moveaxis(shown, axis, 0)[place[axis]]
         if values is None:
-            draw_picture(panel, flat)
+            drawing.draw_picture(panel, flat)
         else:
             own = np.moveaxis(values, axis, 0)[place[axis]]
-            drawn.append(draw_map(panel, own, scale, flat))
+            drawn.append(drawing.draw_map(panel, own, scale, flat))
         down, across = (one for one in range(3) if one != axis)
         for regions, colour in zip(kinds, (FOR, AGAINST), strict=False):
             for number, region in enumerate(regions, start=1):
                 pixels = np.moveaxis(region.pixels, axis, 0)[place[axis]]
                 if pixels.any():
-                    outline_pixels(panel, pixels, colour, region.uncertain, str(number))
+                    drawing.outline_pixels(panel, pixels, colour, region.uncertain, str(number))
         panel.axhline(place[down], color="#111", linewidth=0.6, alpha=0.7)
         panel.axvline(place[across], color="#111", linewidth=0.6, alpha=0.7)
         panel.set_xlim(-0.5, flat.shape[1] - 0.5)
         panel.set_ylim(flat.shape[0] - 0.5, -0.5)
         panel.set_aspect(sides[down] / sides[across])
-        finish(panel, None)
+        drawing.finish(panel, None)
         if values is None:
             panel.set_title(f"{AXES[axis]} {place[axis]}", fontsize=9)
     return drawn

@@ -11,23 +11,8 @@ from matplotlib.figure import Figure
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.together import DecidingPart, Interactions
-from captum_pda.visualization.drawing import (
-    AGAINST,
-    FOR,
-    Floats,
-    Image,
-    Numbers,
-    checked_scale,
-    draw_map,
-    draw_picture,
-    finish,
-    innermost,
-    mark,
-    outline_pixels,
-    panels_for,
-    picture,
-    show,
-)
+from captum_pda.visualization import drawing
+from captum_pda.visualization.drawing import AGAINST, FOR, Floats, Image, Numbers
 
 #: The colours of interactions above and below zero: other ones than for and against a class.
 COVER, TOGETHER = "#e08214", "#542788"
@@ -61,8 +46,7 @@ def visualize_interactions(
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above the photo.
         plt_fig_axis: a figure and two axes to draw on.
-        fig_size: the size of a new figure.
-        use_pyplot: whether a new figure is made by pyplot, and shown.
+        fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the photo and the matrix.
@@ -73,13 +57,13 @@ def visualize_interactions(
     """
     game = interactions.coalitions
     shown = _picture(game.evidence.inputs[0][game.example] if image is None else image, mean, std)
-    figure, axes = panels_for(plt_fig_axis, 2, fig_size, use_pyplot)
-    draw_picture(axes[0], 0.35 + 0.65 * shown)
+    figure, axes = drawing.panels_for(plt_fig_axis, 2, fig_size, use_pyplot)
+    drawing.draw_picture(axes[0], 0.35 + 0.65 * shown)
     lost = interactions.lost(target).cpu().numpy()
     colours = [FOR if value >= 0 else AGAINST for value in lost]
-    places = [innermost(pixels)[::-1] for pixels in interactions.pixels]
+    places = [drawing.innermost(pixels)[::-1] for pixels in interactions.pixels]
     for pixels, colour in zip(interactions.pixels, colours, strict=True):
-        outline_pixels(axes[0], pixels, colour)
+        drawing.outline_pixels(axes[0], pixels, colour)
     pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
     strongest = max((abs(pair.value) for pair in pairs), default=0.0)
     for pair in reversed(pairs):
@@ -96,21 +80,21 @@ def visualize_interactions(
                 ],
             )
     for number, (place, colour) in enumerate(zip(places, colours, strict=True)):
-        mark(axes[0], str(number), colour, place)
-    finish(axes[0], title)
+        drawing.mark(axes[0], str(number), colour, place)
+    drawing.finish(axes[0], title)
     axes[0].set_xlabel(
         "orange: each covers for the other; purple: they speak only together", fontsize=8
     )
     values = interactions.values(target).cpu().double().numpy()
     np.fill_diagonal(values, np.nan)
-    drawn = draw_map(axes[1], values, checked_scale(None, values), cmap="PuOr_r")
+    drawn = drawing.draw_map(axes[1], values, drawing.checked_scale(None, values), cmap="PuOr_r")
     axes[1].set_xticks(range(len(values)))
     axes[1].set_yticks(range(len(values)))
     axes[1].tick_params(labelsize=7, length=0)
     axes[1].set_title("interaction of each pair", fontsize=10)
     bar = figure.colorbar(drawn, ax=axes[1], shrink=0.8)
     bar.set_label(game.evidence.measure.label, fontsize=8)
-    show(plt_fig_axis is None and use_pyplot)
+    drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
 
@@ -143,15 +127,15 @@ def visualize_parts(
         raise ValueError("parts is empty: there is nothing to draw")
     shown = _picture(image, mean, std)
     size = 3.6 * len(several), 4.0
-    figure, axes = panels_for(None, len(several), size, use_pyplot)
+    figure, axes = drawing.panels_for(None, len(several), size, use_pyplot)
     for panel, part in zip(axes, several, strict=True):
         seen = part.pixels if part.alone else ~part.pixels
-        draw_picture(panel, np.where(seen[..., None], shown, 0.8 + 0.2 * shown))
-        outline_pixels(panel, part.pixels, FOR if part.alone else "0.2")
-        finish(panel, None)
+        drawing.draw_picture(panel, np.where(seen[..., None], shown, 0.8 + 0.2 * shown))
+        drawing.outline_pixels(panel, part.pixels, FOR if part.alone else "0.2")
+        drawing.finish(panel, None)
         words = part.described(names)
         panel.set_title(words.replace(": ", ":\n", 1).replace(", ", ",\n", 1), fontsize=9)
-    show(use_pyplot)
+    drawing.show(use_pyplot)
     return figure, axes
 
 
@@ -161,4 +145,4 @@ def _picture(image: Image, mean: Numbers, std: Numbers) -> Floats:
             f"the image has shape {tuple(image.shape)}; this draws images (C, height, width). "
             "interactions.values() has the numbers of other inputs"
         )
-    return picture(image, mean, std)
+    return drawing.picture(image, mean, std)

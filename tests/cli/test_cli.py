@@ -61,7 +61,7 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
         settings = json.loads(str(file["settings"]))
     assert settings["answers"] == [LABELS[top]]
     assert (settings["model"], settings["weights"]) == (MODEL, MODEL)
-    assert (settings["sizes"], settings["stride"], settings["method"]) == ([8], 8, "efficient")
+    assert (settings["scales"], settings["stride"], settings["method"]) == ([8], 8, "efficient")
     said = capsys.readouterr()
     assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
     assert f"\nWhy {LABELS[top]} ({probabilities[top]:.1%})?\n" in said.out
@@ -229,13 +229,13 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "cat.png", "--window", "0"], 2, "not a whole number of at least 1"),
         (["explain", "cat.png", "--stride", "x"], 2, "not a whole number of at least 1"),
         (["explain", "cat.png", "--model", "resnet5"], 2, "use resnet"),
-        (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "give one of them"),
+        (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "not allowed with argument"),
         (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
         (["explain", "cat.png", "--output", "labels.txt"], 2, "pictures end in .png or .jpg"),
         (["explain", "a/s/cat.png", "b/s/cat.png"], 2, "both be written to s/cat.png_evidence.png"),
         (["explain", "cat.png", "--output", "out.pdf"], 2, "pictures end in .png or .jpg"),
         (["explain", "cat.png", "--scales", "8", "8"], 2, "holds a size twice"),
-        (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "give one of them"),
+        (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "not allowed with argument"),
         (["explain", "cat.png", "--context", "empty", "--method", "gradient"], 2, "leave it out"),
         (["explain", "cat.png", "--device", "abacus"], 2, "is not on this machine"),
         (["explain", "cat.png", "--weights", "no.pth"], 1, "there are no weights at no.pth"),
@@ -260,7 +260,7 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["explain", "cat.png", "--model", "tiny:names"],
             2,
-            "returned str, str, str",
+            "returned {'model': 'str'",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -288,8 +288,8 @@ def test_errors_are_one_line_with_the_next_step(
     [
         (["--target", "5"], "--target 5 is out of range; the model has classes 0 to 4"),
         (["--target", "-1"], "--target -1 is out of range"),
-        (["--target", "e"], "may mean 1 (bee), 2 (honey bee); give the number"),
-        (["--target", "cart"], "did you mean 3 (cat)?"),
+        (["--target", "e"], "may mean index:1 (bee), index:2 (honey bee); give one of these"),
+        (["--target", "cart"], "did you mean index:3 (cat)?"),
         (["--target", "zzzzz"], "give a number from 0 to 4"),
         (["--contrast", "cat", "3"], "--contrast needs two classes, and both are cat"),
         (["--window", "500"], "a window of 500 is larger than the model's input of 32"),

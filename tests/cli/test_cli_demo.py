@@ -16,7 +16,7 @@ from PIL import Image
 
 from captum_pda.cli.explainer import Answer, Explanation
 from captum_pda.cli.main import main
-from captum_pda.cli.results import answer_lines, place, top_classes
+from captum_pda.cli.results import explanation_lines, place, top_classes
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.model.measures import RawDifference, WeightOfEvidence
 
@@ -93,7 +93,7 @@ def lines_of(*answer: Any) -> list[str]:
     predictions = torch.tensor([0.5, 0.5])
     image = torch.zeros(1, 3, 100, 100)
     return list(
-        answer_lines(whole, Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b")))
+        explanation_lines(Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b")))
     )
 
 
@@ -117,6 +117,8 @@ def test_no_answer_in_words() -> None:
 
 
 def test_top_classes_in_words() -> None:
-    predictions, names = torch.tensor([0.25, 0.7, 0.05]), ["a", "b", "c"]
-    assert top_classes(predictions, names, BITS, 2) == "b 70.0%, a 25.0%"
-    assert top_classes(100 * predictions, names, RawDifference(), 2) == "b 70, a 25"
+    image, predictions = torch.zeros(1, 3, 9, 9), torch.tensor([0.25, 0.7, 0.05])
+    explanation = Explanation(image, predictions, [], "PDA", BITS, ["a", "b", "c"])
+    assert top_classes(explanation, 2) == "b 70.0%, a 25.0%"
+    raw = replace(explanation, predictions=100 * predictions, measure=RawDifference())
+    assert top_classes(raw, 2) == "b 70, a 25"

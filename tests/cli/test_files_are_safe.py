@@ -334,7 +334,7 @@ def test_a_bomb_in_a_folder_is_refused_before_any_work(capsys: pytest.CaptureFix
     ("error", "reason"),
     [
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
-        (PermissionError(errno.EACCES, "Permission denied"), "no permission"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
     ],
 )
 def test_a_folder_is_refused_if_no_file_can_be_made_there_whatever_its_permissions_say(

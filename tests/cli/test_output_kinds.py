@@ -132,30 +132,18 @@ def test_outputs_are_read_as_what_they_are(
     assert f"{float(expected.max()):.1%}" in said
 
 
-@pytest.mark.parametrize(
-    ("model", "ending"), [("sigmoid", "a Sigmoid (1)"), ("softmax", "a Softmax (1)")]
-)
-def test_a_last_sigmoid_or_softmax_is_named(
-    model: str, ending: str, capsys: pytest.CaptureFixture[str], recwarn: Any
+@pytest.mark.parametrize("model", ["sigmoid", "softmax", "functional"])
+def test_outputs_that_look_like_probabilities_are_asked_about(
+    model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert explain(model, "--quiet") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"the model ends in {ending}, so its outputs are probabilities" in line
-    assert line.endswith("add --output-kind probabilities")
+    assert "all outputs of the model lie between 0 and 1" in line
+    assert "add --output-kind probabilities" in line
     assert not list(Path().glob("*evidence*"))
     with pytest.warns(UserWarning, match="read as multilabel; use --output-kind probabilities"):
         load_classifier(f"endings:{model}", output="multilabel")
-
-
-def test_outputs_that_look_like_probabilities_are_asked_about(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A sigmoid that is a function leaves no module to see."""
-    assert explain("functional", "--quiet") == 2
-    said = capsys.readouterr().err
-    assert "all outputs of the model lie between 0 and 1" in said
-    assert "add --output-kind probabilities" in said
-    assert explain("functional", "--quiet", "--output-kind", "probabilities") == 0
+    assert explain(model, "--quiet", "--output-kind", "probabilities") == 0
 
 
 def test_outputs_that_are_no_probabilities_are_refused_with_the_option(
@@ -204,7 +192,7 @@ def test_raw_outputs_have_a_picture_a_page_and_a_contrast(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "kind"),
-    [("multi_label_classification", "multilabel"), ("regression", "raw"), (None, None)],
+    [("multi_label_classification", "multilabel"), ("regression", "raw"), (None, "logits")],
 )
 def test_a_model_of_transformers_says_what_its_outputs_are(
     problem: str | None, kind: str | None, tmp_path: Path

@@ -136,29 +136,6 @@ def test_named_engines_report_too() -> None:
         assert str(pda.engine_report).startswith(f"engine: {engine} (as asked)")
 
 
-@pytest.mark.parametrize(
-    ("incremental", "sizes", "reason"),
-    [
-        (0.5, (8, 5), "it is faster here, as for windows of (8, 8)"),
-        (0.5, (5, 8), "it is faster here"),
-        (2.0, (5, 8), "the incremental engine is no faster here, as for windows of (5, 5)"),
-        (2.0, (8, 5), "the incremental engine is no faster here"),
-    ],
-)
-def test_sizes_learn_from_each_other(
-    monkeypatch: pytest.MonkeyPatch, incremental: float, sizes: tuple[int, int], reason: str
-) -> None:
-    model, engine = Timed(monkeypatch, 1.0, incremental), AutoEngine()
-    grids = [WindowGrid((20, 24), (size, size), (1, 1)) for size in sizes]
-    run(model, grids[0], engine=engine)
-    n_dense = model.copies[True]
-    run(model, grids[1], engine=engine)
-    assert engine.report.reason == reason
-    assert sum(model.copies.values()) == sum(map(len, grids))
-    if "as for" in reason and incremental < 1:
-        assert model.copies[True] == n_dense
-
-
 def test_another_size_of_the_same_example_is_tried_at_the_cost_of_one_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

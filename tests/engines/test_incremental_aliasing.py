@@ -249,7 +249,7 @@ class TestWhatIsRemembered:
 
     @pytest.mark.parametrize("through", [lambda w: w, lambda w: w.data])
     @pytest.mark.parametrize("use", [torch.relu, nn.BatchNorm2d(4).double().eval()])
-    def test_weights_that_change_while_a_convolution_waits(self, through: Any, use: Any) -> None:
+    def test_weights_that_change_after_a_convolution(self, through: Any, use: Any) -> None:
         weight = SECOND.clone()
 
         def forward(x: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class TestWhatIsRemembered:
             through(weight).mul_(-2)
             return use(h)
 
-        refused(forward, "weights of a convolution.*engine='dense'")
+        assert_same(forward, EXAMPLE, GRID)
 
     def test_inference_tensors_have_no_version(self) -> None:
         with torch.inference_mode():

@@ -116,11 +116,3 @@ def test_memory_forgets_what_is_no_longer_asked_for() -> None:
     for _ in range(FORGOTTEN_AFTER + 1):
         memory.next_batch()
     assert memory(torch.neg, tensor) is not first
-
-
-def test_memory_of_constants() -> None:
-    memory = CallCache()
-    first = memory.constant(torch.ones(2))
-    assert memory.constant(torch.ones(2)) is first
-    assert memory.constant(torch.zeros(2)) is not first
-    assert memory.constant(torch.ones(2)) is first

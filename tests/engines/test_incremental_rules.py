@@ -127,8 +127,8 @@ def test_average_pooling(n_axes: int, data: Any) -> None:
 @given(data=st.data())
 def test_padding(data: Any) -> None:
     example, grid = data.draw(places(2))
-    amounts = [data.draw(st.integers(0, 3)) for _ in range(data.draw(st.sampled_from([2, 4, 6])))]
-    weight = random(3, 4 + sum(amounts[4:]), 3, 3)
+    amounts = [data.draw(st.integers(0, 3)) for _ in range(data.draw(st.sampled_from([2, 4])))]
+    weight = random(3, 4, 3, 3)
     assert_same(
         lambda x: F.conv2d(F.pad(x, amounts, value=1.5), weight, stride=2, padding=1),
         example,
@@ -191,7 +191,6 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: F.adaptive_avg_pool2d(x, (7, 4)),
         lambda x: F.adaptive_avg_pool2d(x, (None, 2)),
     ],
-    pooling.adaptive_max_pool: [lambda x: F.adaptive_max_pool2d(x, (7, 4))],
     pooling.mean_over_space: [
         lambda x: x.mean((2, 3)),
         lambda x: x.mean((-1, -2), keepdim=True),
@@ -210,20 +209,23 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: torch.cat((x, -x), 1),
         lambda x: torch.cat([x, MAP.expand(len(x), -1, -1, -1)], dim=-3),
     ],
-    shapes.permute: [lambda x: torch.permute(x, (0, 3, 1, 2))],
-    shapes.transpose: [lambda x: x.transpose(1, 3).sin().transpose(1, -1)],
-    shapes.movedim: [lambda x: x.movedim(1, -1)],
-    shapes.reshape: [
-        lambda x: x.view(x.size(0), 2, 2, *x.shape[2:]).transpose(1, 2).reshape(x.shape) * MAP
-    ],
-    shapes.flatten: [lambda x: x.view(len(x), 2, 2, 7, 8).flatten(1, 2) * MAP],
-    shapes.unsqueeze: [lambda x: x.unsqueeze(1)],
-    shapes.split: [
+    shapes.view: [
+        lambda x: torch.permute(x, (0, 3, 1, 2)),
+        lambda x: x.transpose(1, 3).sin().transpose(1, -1),
+        lambda x: x.movedim(1, -1),
+        lambda x: x.unsqueeze(1),
         lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
         lambda x: x.split([1, 3], dim=1)[1],
+        squeeze_first,
+        lambda x: x[:, :2],
+        lambda x: x[:, 1, ...],
+        lambda x: x[:, -1],
     ],
-    shapes.index: [squeeze_first, lambda x: x[:, :2], lambda x: x[:, 1, ...], lambda x: x[:, -1]],
-    shapes.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, 1))],
+    shapes.reshape: [
+        lambda x: x.view(x.size(0), 2, 2, *x.shape[2:]).transpose(1, 2).reshape(x.shape) * MAP,
+        lambda x: x.view(len(x), 2, 2, 7, 8).flatten(1, 2) * MAP,
+    ],
+    shapes.pad: [lambda x: F.pad(x, (1, 2, 0, 1)), lambda x: F.pad(x, (1, 1), value=2.0)],
 }
 
 

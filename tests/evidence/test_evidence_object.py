@@ -241,8 +241,8 @@ HOSTILE = {
     "a prior": (lambda s, t, h: h.update(format="captum_pda prior"), "does not say"),
     "no parts": (lambda s, t, h: s.pop("parts"), "lack 'parts'"),
     "parts that are none": (lambda s, t, h: s.update(parts=["x"]), "not a table"),
-    "a context": (lambda s, t, h: s["parts"][0].update(context="x"), "a context that is not"),
-    "a tensor": (lambda s, t, h: s["parts"][0].update(tensor=4), "not there"),
+    "a context": (lambda s, t, h: s["parts"][0].update(context="x"), "a context that is unknown"),
+    "a tensor": (lambda s, t, h: s["parts"][0].update(tensor=4), "unknown"),
     "negative regions": (lambda s, t, h: s["parts"][0].update(regions=-1), "is -1"),
     "other outputs": (lambda s, t, h: s.update(output_shape=[5]), "where"),
     "huge outputs": (lambda s, t, h: s.update(output_shape=[2**30, 2**30]), "where"),
@@ -256,7 +256,10 @@ HOSTILE = {
         lambda s, t, h: t.update({"input.0": t["input.0"][..., 1:].clone()}),
         "regions in",
     ),
-    "whole numbers": (lambda s, t, h: t.update({"scores": t["scores"].long()}), "dtype I64"),
+    "whole numbers": (
+        lambda s, t, h: t.update({"scores": t["scores"].long()}),
+        "dtype torch.int64",
+    ),
     "regions beyond the last": (
         lambda s, t, h: t["regions.0.numbers"].fill_(99),
         "regions that are not there",

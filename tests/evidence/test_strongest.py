@@ -95,7 +95,7 @@ def test_regions_of_a_map_without_evidence():
     part = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4).parts[0]
     values = torch.zeros(12, 12)
     values[:4, :4] = 2.0
-    speak_for, speak_against = regions_of_map(values, [part.regions], part.reading.measure)
+    speak_for, speak_against = regions_of_map(values, [part.regions], part.outputs.measure)
     assert speak_for[0].corner == (0, 0)
     assert "on the map" in str(speak_for[0])
     assert not speak_against
@@ -105,3 +105,23 @@ def test_a_layer_has_a_list_too():
     image = make_images(1, 3, 12, 12).float()
     evidence = LayerPDA(make_convolutional(), prior=ConstantPrior(0.0)).evidence(image)
     assert strongest_regions(evidence, 1)
+
+
+def test_a_region_that_says_nothing_itself_makes_room_for_the_one_that_makes_the_map():
+    """Any quarter of the bright square is enough, so windows of 4 x 4 lose nothing."""
+    image = torch.zeros(1, 1, 24, 24)
+    image[..., 8:16, 8:16] = 1.0
+    image[..., 20:, 20:] = 0.4
+
+    def model(x):
+        square, corner = x[..., 8:16, 8:16].amax(dim=(1, 2, 3)), x[..., 22, 22].sum(dim=1)
+        return torch.stack([0 * square, 8 * square + 2 * corner], dim=1)
+
+    evidence = EfficientPDA(model, prior=ConstantPrior(0.0), engine="dense").evidence(
+        image, scales=(4, 8), strides=(4, 8)
+    )
+    (first, second, *_), _ = checked(evidence, 1)
+    assert (first.corner, first.shape) == ((8, 8), (8, 8))
+    assert first.lost == pytest.approx(8 / np.log(2))
+    assert (second.corner, second.shape) == ((20, 20), (4, 4))
+    assert second.lost > 1

@@ -249,7 +249,7 @@ def test_what_cannot_be_reached_is_none():
 
 def test_few_passes_say_that_a_part_is_not_minimal():
     _, evidence = tile_evidence(majority, bright(*range(16)))
-    (part,) = evidence.sufficient(max_passes=6)
+    (part,) = evidence.sufficient(max_passes=4)
     assert not part.minimal
     assert "not minimal" in str(part)
 

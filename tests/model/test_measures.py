@@ -61,12 +61,6 @@ def test_the_ratio_of_two_classes():
     torch.testing.assert_close(RawDifference().contrast(first, second), first - second)
 
 
-def test_the_prediction_itself():
-    scores = torch.tensor([0.4])
-    torch.testing.assert_close(InformationDifference().prediction(scores), scores.sigmoid())
-    torch.testing.assert_close(RawDifference().prediction(scores), scores)
-
-
 @pytest.mark.parametrize(
     ("output", "measure", "expected"),
     [

@@ -41,9 +41,9 @@ def many_windows(scores=None):
     if scores is None:
         scores = torch.randn(1, len(grid), 12, generator=torch.Generator().manual_seed(0))
     part = coarse.parts[0].__class__(
-        0, grid, "full", coarse.reading, reference, scores, torch.ones(1, len(grid)), scores.abs()
+        0, grid, "full", coarse.outputs, reference, scores, torch.ones(1, len(grid)), scores.abs()
     )
-    return type(coarse)(coarse.inputs, coarse.scores, (part,), coarse.reading, prior=pda.prior)
+    return type(coarse)(coarse.inputs, coarse.scores, (part,), coarse.outputs, prior=pda.prior)
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,24 @@
 """Feature maps of perturbed copies, of which only the boxes that can differ are held.
 
 A ``Span`` says where the boxes of a batch lie along one axis, a ``Slide`` how a kernel moves along
-it, and ``Boxed`` holds the values in the boxes. Values may be ``Postponed``: computed when they are
-first needed, so that what follows can overwrite them. A convolution, a sum or a concatenation is
-mostly followed by batch-norm or an activation; done in place on memory that nothing else reads,
-these cost half, and batch-norm after a convolution nothing at all.
+it, and ``Boxed`` holds the values in the boxes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.regions.protocol import Windows
+from captum_pda.engines.protocol import IncrementalError
+from captum_pda.regions.protocol import Integers, Windows
 
-Integers = npt.NDArray[np.int64]
 #: The fraction of a map from which it is cheaper to compute all of it than to add its rim.
 WHOLE_FROM_FRACTION = 0.75
 
@@ -33,13 +29,8 @@ class Span:
 
     ``low`` and ``high`` (one past the last) are exact for every copy, so that nothing is lost from
     layer to layer. The boxes that are computed all have one ``length``, that of the widest, and lie
-    inside the map: a box may hold more than what can differ, never less.
-
-    Args:
-        size: the extent of the map.
-        low: the first place that can differ, one number per copy.
-        high: the place after the last that can differ.
-        begin: where each box starts, if not at ``low``.
+    inside the map: a box may hold more than what can differ, never less. ``begin`` is where each
+    box starts, if not at ``low``.
     """
 
     size: int
@@ -74,7 +65,7 @@ class Span:
     @property
     def is_whole(self) -> bool:
         """Whether the boxes cover the axis."""
-        return self.length == self.size
+        return self.begin is None and self.length == self.size
 
     @cached_property
     def places(self) -> Integers:
@@ -89,10 +80,8 @@ class Span:
 
     def union(self, other: Span) -> Span:
         """What can differ in either of two maps of the same size."""
-        if self is other:
-            return self
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        return Span(self.size, low, high)
+        return self if self is other else Span(self.size, low, high)
 
     def moved(self, before: int, size: int) -> Span:
         """The same places after ``before`` places were put in front, on a map of a new size."""
@@ -130,8 +119,7 @@ class Slide:
     def reached(self, before: Span, after: Span) -> Span:
         """All places that a box can change with a stride of 1, also outside the output's map."""
         low = before.start + self.padding - (self.reach - 1)
-        high = low + before.length + self.reach - 1
-        return Span(after.size, low, high, low)
+        return Span(after.size, low, low + before.length + self.reach - 1, low)
 
 
 def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
@@ -144,198 +132,99 @@ def order_of_windows(grid: Windows, n_samples: int, rows: int) -> Integers:
     """The numbers of all rows, sample by sample and window by window, in the order to run them.
 
     A box near the border is cut by it, and all boxes of a batch are as large as its largest. So
-    windows at about the same distance from the border go together: sorted by their distance along
-    the first axis into as many parts as there are to be along each axis, then each by the next.
+    windows at about the same distance from the border go together.
     """
     corners = np.tile(grid.corner_array, (n_samples, 1))
     distance = np.minimum(corners, np.subtract(grid.space, grid.window) - corners)
-    order = np.arange(len(corners), dtype=np.int64)
-    return _sorted(order, distance, -(-len(corners) // rows))
+    n_copies, n_axes = distance.shape
+    n_parts = max(1, round((n_copies / rows) ** (1 / n_axes)))
+    ranks = distance.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
+    parts = ranks * n_parts // n_copies
+    order: Integers = np.lexsort((distance[:, -1], *parts[:, -2::-1].T))
+    return order
 
 
-def _sorted(numbers: Integers, distance: Integers, n_batches: int) -> Integers:
-    """Sort by the first column into parts, and each part by the columns that follow."""
-    ordered = numbers[np.argsort(distance[numbers, 0], kind="stable")]
-    n_axes = distance.shape[1]
-    if n_axes == 1:
-        return ordered
-    n_parts = max(1, round(n_batches ** (1 / n_axes)))
-    parts = np.array_split(ordered, n_parts)
-    n_each = -(-n_batches // n_parts)
-    return np.concatenate([_sorted(part, distance[:, 1:], n_each) for part in parts])
+class OverwrittenError(IncrementalError):
+    """Values are read that the batch before did not need again, and that were overwritten."""
 
 
-class Origin:
-    """A call of the model's forward whose result is postponed.
+@dataclass
+class Reads:
+    """How often a result was read in this batch, and how often in the one before."""
 
-    A result that is needed twice would be computed twice: that is noted once, and in the batches
-    that follow the same call is computed at once.
-
-    Args:
-        number: which of the forward's calls it is.
-        needed_twice: the numbers of the calls whose results are needed twice.
-    """
-
-    def __init__(self, number: int, needed_twice: set[int]) -> None:
-        self._number = number
-        self._needed_twice = needed_twice
-        self._computed = False
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether the result was needed only once in the batches before."""
-        return self._number not in self._needed_twice
-
-    def compute(self) -> None:
-        """Note that the result is computed."""
-        if self._computed:
-            self._needed_twice.add(self._number)
-        self._computed = True
-
-
-AnyPostponed = TypeVar("AnyPostponed", bound="Postponed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Postponed:
-    """Values that will be computed in memory of their own, then overwritten by some functions."""
-
-    origin: Origin
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    function: Callable[[], Tensor] | None = None
-    overwrites: tuple[Callable[[Tensor], Tensor], ...] = ()
-
-    def then(self: AnyPostponed, overwrite: Callable[[Tensor], Tensor]) -> AnyPostponed:
-        """The values after a function that works in place."""
-        return replace(self, overwrites=(*self.overwrites, overwrite))
-
-    def compute(self) -> Tensor:
-        """The values."""
-        self.origin.compute()
-        values = self.make()
-        for overwrite in self.overwrites:
-            values = overwrite(values)
-        return values
-
-    def make(self) -> Tensor:
-        """The values before they are overwritten, in memory of their own."""
-        assert self.function is not None
-        return self.function()
+    expected: int
+    count: int = 0
 
 
 class Boxed:
     """Feature maps of perturbed copies: a box for each copy, and the unperturbed map around it.
 
     Args:
-        values: what is in the boxes, (copies, ...), perhaps still to be computed.
+        values: what is in the boxes, (copies, ...).
         spans: where the boxes lie along each spatial axis.
-        base: the unperturbed map, (1, ...); not needed where the boxes cover the map.
+        base: the unperturbed map, (1, ...); None where the boxes cover the map.
         space: which dimensions of ``values`` are the spatial axes.
+        reads: counts how often the values are read; None for values in memory that is shared.
+        zeros: how many zeros are still to be put around the values, on both sides of each axis.
     """
 
     def __init__(
         self,
-        values: Tensor | Postponed,
+        values: Tensor,
         spans: tuple[Span, ...],
         base: Tensor | None,
         space: tuple[int, ...],
+        reads: Reads | None = None,
+        zeros: tuple[int, ...] = (),
     ) -> None:
         self._values = values
+        self._reads = reads
+        self._zeros = zeros
+        self._overwritten = False
         self.spans = spans
-        self.base = base
+        self.is_whole = all(span.is_whole for span in spans)
+        self.base = None if self.is_whole else base
         self.space = space
         self.dtype = values.dtype
         self.device = values.device
-        self.n_copies = len(spans[0].low)
+        self.n_copies = len(values)
+        shape = list(values.shape)
+        for axis, span in zip(space, spans, strict=True):
+            shape[axis] = span.size
+        #: The shape of the maps in full.
+        self.shape = tuple(shape)
 
     @property
     def values(self) -> Tensor:
-        """What is in the boxes, (copies, ...)."""
-        if not isinstance(self._values, Tensor):
-            self._values = self._values.compute()
+        """What is in the boxes, (copies, ...); not to be written."""
+        if self._overwritten:
+            raise OverwrittenError("the model does not use its results alike in all batches")
+        if self._reads is not None:
+            self._reads.count += 1
+        if self._zeros:
+            self._values = F.pad(self._values, [n for n in self._zeros[::-1] for _ in range(2)])
+            self._zeros = ()
         return self._values
 
-    @property
-    def postponed(self) -> Postponed | None:
-        """How the values will be computed, if they are not yet."""
-        return None if isinstance(self._values, Tensor) else self._values
+    def take_over(self) -> Tensor | None:
+        """The values, to be overwritten: if nothing has read them yet, and in the batch before
+        they were read only once."""
+        if self._reads is None or self._reads.expected != 1 or self._reads.count:
+            return None
+        values = self.values
+        self._overwritten = True
+        return values
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the boxes cover the map."""
-        return all(span.is_whole for span in self.spans)
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the maps in full."""
-        shape = list(self._values.shape)
-        for axis, span in zip(self.space, self.spans, strict=True):
-            shape[axis] = span.size
-        return tuple(shape)
-
-    @property
-    def images(self) -> bool:
-        """Whether the dimensions are (copies, channels, *space), as convolutions want them."""
-        return self.space == tuple(range(2, 2 + len(self.spans)))
-
-    def like(
-        self, values: Tensor | Postponed, base: Tensor | None, space: tuple[int, ...] = ()
-    ) -> Boxed:
-        """Other values at the same places."""
-        return Boxed(values, self.spans, base, space or self.space)
+    def unpadded(self) -> tuple[Tensor, tuple[int, ...]]:
+        """The values, and how many zeros are still to be put around them along each axis."""
+        if self._zeros:
+            return self._values, self._zeros
+        return self.values, (0,) * len(self.spans)
 
     def take(self, places: list[Integers], outside: float = 0.0) -> Tensor:
-        """Read some places of every copy: from its box, or from the unperturbed map around it.
-
-        Args:
-            places: for each spatial axis the places to read, (copies, extent), without gaps.
-            outside: the value of places that lie outside the map.
-        """
-        firsts = [span.start - read[:, 0] for span, read in zip(self.spans, places, strict=True)]
-        begins = [int(first[0]) for first in firsts]
-        same = all((first == begin).all() for first, begin in zip(firsts, begins, strict=True))
-        after = [
-            read.shape[1] - begin - span.length
-            for span, read, begin in zip(self.spans, places, begins, strict=True)
-        ]
-        if not same or min(*begins, *after) < 0:
-            return self._pick(places, outside)
-        if max(*begins, *after) == 0:
-            return self.values
-        taken = inside = read_map(self.base, places, self.space, outside)
-        for axis, span, begin in zip(self.space, self.spans, begins, strict=True):
-            inside = inside.narrow(axis, begin, span.length)
-        inside.copy_(self.values)
-        return taken
-
-    def _pick(self, places: list[Integers], outside: float) -> Tensor:
-        """Read places that lie differently relative to the boxes of different copies."""
-        if self.base is None:
-            raise ValueError("boxes that cover the map keep no unperturbed map")
-        boxes, unperturbed = _pixels(self.values, self.space), _pixels(self.base, self.space)
-        edge = unperturbed.new_full((1, unperturbed.shape[1]), outside)
-        index = torch.from_numpy(self._pixel_numbers(places)).to(boxes.device)
-        pixels = torch.cat([unperturbed, edge, boxes]).index_select(0, index.reshape(-1))
-        return _maps(pixels, tuple(index.shape), self.values.shape, self.space)
-
-    def _pixel_numbers(self, places: list[Integers]) -> Integers:
-        """The index of each place in the map's pixels, one pixel outside, and the boxes' pixels."""
-        n_copies, n_axes = self.n_copies, len(places)
-        in_map = np.zeros((n_copies,) + (1,) * n_axes, dtype=np.int64)
-        in_box = np.arange(n_copies).reshape(in_map.shape)
-        outside, boxed = in_map < 0, in_map == 0
-        for axis, (span, read) in enumerate(zip(self.spans, places, strict=True)):
-            shape = _along(axis, n_axes, n_copies)
-            within = read - span.start[:, None]
-            outside = outside | ((read < 0) | (read >= span.size)).reshape(shape)
-            boxed = boxed & ((within >= 0) & (within < span.length)).reshape(shape)
-            in_map = in_map * span.size + read.reshape(shape)
-            in_box = in_box * span.length + within.reshape(shape)
-        edge = math.prod(span.size for span in self.spans)
-        numbers: Integers = np.where(boxed, in_box + (edge + 1), np.where(outside, edge, in_map))
-        return numbers
+        """Read places (copies, extent) along each axis: from the boxes, or from the unperturbed map
+        around them. Places outside the map have the value ``outside``."""
+        return read_map(self.base, places, self.space, outside, self)
 
     def lies_at(self, spans: tuple[Span, ...]) -> bool:
         """Whether the boxes are just these."""
@@ -351,68 +240,52 @@ class Boxed:
         """The maps in full."""
         return self.at(tuple(Span.whole(span.size, self.n_copies) for span in self.spans))
 
-    @cached_property
     def differences(self) -> Tensor:
         """How the boxes differ from the unperturbed map."""
         return self.values - read_boxes(self.base, self.spans, self.space)
 
 
-def postpone(
-    origin: Origin,
-    function: Callable[[], Tensor],
-    like: Boxed,
-    spans: tuple[Span, ...],
-    base: Tensor | None,
-    sizes: dict[int, int] | None = None,
-) -> Boxed:
-    """The result of a function that returns memory of its own, to be computed when it is needed.
-
-    It has the type and the shape of ``like``, except for other boxes, and other ``sizes`` of some
-    dimensions.
-    """
-    shape = dict(enumerate(like.shape)) | (sizes or {})
-    shape |= {axis: span.length for axis, span in zip(like.space, spans, strict=True)}
-    values = Postponed(
-        origin=origin,
-        shape=tuple(shape.values()),
-        dtype=like.dtype,
-        device=like.device,
-        function=function,
-    )
-    return Boxed(values if origin.can_wait else values.compute(), spans, base, like.space)
-
-
 def read_boxes(base: Tensor | None, spans: tuple[Span, ...], space: tuple[int, ...]) -> Tensor:
-    """What an unperturbed map (1, ...) holds at boxes, also where they extend beyond it."""
+    """What an unperturbed map (1, ...) holds at boxes; 0 where they extend beyond it."""
     return read_map(base, [span.places for span in spans], space)
 
 
 def read_map(
-    base: Tensor | None, places: list[Integers], space: tuple[int, ...], outside: float = 0.0
+    base: Tensor | None,
+    places: list[Integers],
+    space: tuple[int, ...],
+    outside: float = 0.0,
+    boxed: Boxed | None = None,
 ) -> Tensor:
-    """Read places (copies, extent) along each axis of an unperturbed map, for every copy."""
+    """Read places (copies, extent) along each axis of an unperturbed map, and of boxes on it."""
     if base is None:
         raise ValueError("boxes that cover the map keep no unperturbed map")
-    n_axes = len(places)
-    number = np.zeros((1,) * (n_axes + 1), dtype=np.int64)
-    missing = number < 0
-    for axis, (dimension, read) in enumerate(zip(space, places, strict=True)):
-        size = base.shape[dimension]
-        shape = _along(axis, n_axes, len(read))
-        number = number * size + np.clip(read, 0, size - 1).reshape(shape)
-        if read.min() < 0 or read.max() >= size:
-            missing = missing | ((read < 0) | (read >= size)).reshape(shape)
-    index = torch.from_numpy(number).to(base.device)
-    pixels = _pixels(base, space).index_select(0, index.reshape(-1))
-    if missing.any():
-        rows = np.flatnonzero(np.broadcast_to(missing, number.shape))
-        pixels.index_fill_(0, torch.from_numpy(rows).to(base.device), outside)
-    return _maps(pixels, number.shape, base.shape, space)
-
-
-def _along(axis: int, n_axes: int, n_copies: int) -> tuple[int, ...]:
-    """The shape in which numbers (copies, extent) of one axis are broadcast over the others."""
-    return (n_copies, *(-1 if axis == other else 1 for other in range(n_axes)))
+    n_copies, n_axes = len(places[0]), len(places)
+    # The index of each place in the map's pixels, one pixel outside of it, and the boxes' pixels.
+    in_map = np.zeros((1,) * (n_axes + 1), dtype=np.int64)
+    in_box = np.arange(n_copies).reshape(-1, *(1,) * n_axes)
+    is_outside, is_boxed = in_map < 0, in_box >= 0
+    for axis, read in enumerate(places):
+        shape = (n_copies, *(-1 if axis == other else 1 for other in range(n_axes)))
+        size = base.shape[space[axis]]
+        is_outside = is_outside | ((read < 0) | (read >= size)).reshape(shape)
+        in_map = in_map * size + read.reshape(shape)
+        if boxed is not None:
+            span = boxed.spans[axis]
+            within = (read - span.start[:, None]).reshape(shape)
+            is_boxed = is_boxed & (within >= 0) & (within < span.length)
+            in_box = in_box * span.length + within
+    pixels = _pixels(base, space)
+    index = np.where(is_outside, len(pixels), in_map)
+    sources = [pixels, pixels.new_full((1, pixels.shape[1]), outside)]
+    if boxed is not None:
+        index = np.where(is_boxed, in_box + len(pixels) + 1, index)
+        sources.append(_pixels(boxed.values, space))
+    rows = torch.from_numpy(index.reshape(-1)).to(base.device)
+    picked = torch.cat(sources).index_select(0, rows)
+    channels = [size for axis, size in enumerate(base.shape) if axis not in (0, *space)]
+    maps: Tensor = picked.view(*index.shape, *channels)
+    return maps.movedim(tuple(range(1, 1 + n_axes)), space)
 
 
 def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
@@ -421,19 +294,10 @@ def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
     return moved.reshape(math.prod(moved.shape[: 1 + len(space)]), -1)
 
 
-def _maps(
-    pixels: Tensor, places: tuple[int, ...], like: tuple[int, ...], space: tuple[int, ...]
-) -> Tensor:
-    """Pixels as maps again: ``places`` is (copies, *extents), ``like`` has the channels."""
-    channels = [size for axis, size in enumerate(like) if axis not in (0, *space)]
-    return pixels.view(*places, *channels).movedim(tuple(range(1, 1 + len(space))), space)
-
-
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
     """How a kernel with these arguments slides along each axis."""
     n_axes = len(x.spans)
-    kernels = per_axis(kernel, n_axes)
-    dilations = per_axis(dilation, n_axes)
+    kernels, dilations = per_axis(kernel, n_axes), per_axis(dilation, n_axes)
     if padding == "same":
         paddings = tuple(d * (k - 1) // 2 for k, d in zip(kernels, dilations, strict=True))
     else:

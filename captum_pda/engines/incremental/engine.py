@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.incremental.boxes import Boxed, Span, order_of_windows
+from captum_pda.engines.incremental.boxes import Boxed, OverwrittenError, Span, order_of_windows
 from captum_pda.engines.incremental.cache import PassState, channels_last
 from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
 from captum_pda.engines.protocol import (
@@ -70,7 +70,7 @@ class PreparedIncremental:
         self, forward: Forward, example: Tensor, batch_size: BatchSize, state: PassState
     ) -> None:
         self._forward = forward
-        self._example = state.cache.example(channels_last(example))
+        self._example = state.cache.own_copy(channels_last(example))
         self._state = state
         self._loop = BatchLoop(batch_size, example, BATCHES_OF_DENSE)
         self._n_samples = 1
@@ -103,38 +103,42 @@ class PreparedIncremental:
         )
         space = tuple(range(2, self._example.dim()))
         boxes = Boxed(channels_last(values[picked]), spans, self._example, space)
-        self._state.start()
-        self._state.channels_last = self._loop.channels_last
-        follower = PassFollower(self._state)
+        state = self._state
+        state.start()
+        state.channels_last = self._loop.channels_last
+        follower = PassFollower(state)
         try:
-            scores = read(self._outputs(follower, boxes))
-        except BaseException as error:
-            follower.finish(complete=not is_out_of_memory(error))
-            if follower.refusal is not None and isinstance(error, RuntimeError):
-                raise follower.refusal from None
-            raise
-        follower.finish()
+            try:
+                scores = read(self._outputs(follower, boxes))
+            except BaseException as error:
+                follower.finish(complete=not is_out_of_memory(error))
+                if follower.refusal is not None and isinstance(error, Exception):
+                    raise follower.refusal from None
+                raise
+            follower.finish()
+            if follower.refusal is not None:
+                raise follower.refusal
+        except OverwrittenError:
+            state.overwrites = False
+            return self._run_batch(grid, values, read, rows)
         return scores
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
         """The model's outputs for perturbed copies."""
         # The compiler would trace this engine.
-        with WriteWatch(self._state.write_log), without_compiler():
+        with WriteWatch(self._state.cache), without_compiler():
             outputs = self._forward(follower.perturbed(boxes))
+        where = "; ".join(f"{name}: {why}" for name, why in self.went_dense.items())
         followed = isinstance(outputs, PerturbedTensor)
+        what = None
         # An ordinary tensor that perturbed values were written into holds them for every copy.
         if not followed and not (self._state.leaked and self._state.saved_work):
+            where = where or "the output does not depend on the input"
+            what = "follow the model from its input to its output"
+        elif not self._state.saved_work:
+            what = "work here, since the model goes dense at its input"
+        if what is not None:
             raise IncrementalError(
-                "engine='incremental' can't follow the model from its input to its output: "
-                f"{self._where_dense() or 'the output does not depend on the input'}. Use "
-                "engine='auto' or engine='dense'"
+                f"engine='incremental' can't {what}: {where}. Use engine='auto' or engine='dense'"
             )
-        if not self._state.saved_work:
-            raise IncrementalError(
-                "engine='incremental' can't work here, since the model goes dense at its input: "
-                f"{self._where_dense()}. Use engine='auto' or engine='dense'"
-            )
-        return follower.dense(outputs) if isinstance(outputs, PerturbedTensor) else outputs
-
-    def _where_dense(self) -> str:
-        return "; ".join(f"{name}: {reason}" for name, reason in self.went_dense.items())
+        return outputs.own() if isinstance(outputs, PerturbedTensor) else outputs

@@ -5,7 +5,7 @@ By rules on boxes where there are some, else densely: on the completed maps of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -17,38 +17,36 @@ from captum_pda import _torch
 from captum_pda.engines.incremental.boxes import Boxed
 from captum_pda.engines.incremental.cache import (
     CHANNELS_LAST,
-    HARMLESS,
-    NUMBERS,
+    CallCache,
     Function,
     PassState,
-    WriteLog,
-    exposes,
     find,
     leaves,
-    lets_out,
-    name_of,
     replaced,
     same_memory,
-    written,
 )
 from captum_pda.engines.incremental.rules import (
     IN_PLACE,
     RULES,
     NoRule,
-    arrange,
+    arranged,
     convolution,
     elementwise,
     named,
     pooling,
-    pop_inplace,
     shape,
 )
 from captum_pda.engines.protocol import IncrementalError, is_out_of_memory
 
 #: Importing these modules declares their rules.
 DECLARED = (convolution, elementwise, pooling, shape)
+#: Results through which a model can neither read nor write values.
+HARMLESS = (str, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Functions that give a tensor other memory, or read memory by its layout.
 REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
+#: Functions after which memory can be written without a change of its tensor's version.
+EXPOSING = {"numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
+EXPOSING |= {"share_memory_", "set_", "Tensor.data"}
 SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 #: What can be asked of a tensor without reading its values.
 PROPERTIES = (
@@ -121,6 +119,15 @@ class PerturbedTensor(Tensor):
                 return True
         return False
 
+    def own(self) -> Tensor:
+        """From now on this holds an ordinary tensor, in memory that no box reads."""
+        if isinstance(self.held, Boxed):
+            maps = self.held.whole()
+            if not self.follower.state.channels_last:
+                maps = maps.contiguous()
+            self.held = maps.clone() if self.held.is_whole else maps
+        return self.held
+
     @classmethod
     def __torch_function__(
         cls,
@@ -131,7 +138,7 @@ class PerturbedTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         with _torch.without_torch_function():
-            first = next(find((args, kwargs), cls))
+            first = find((args, kwargs), cls)[0]
             return first.follower.on_function(func, args, kwargs)
 
     @classmethod
@@ -144,7 +151,7 @@ class PerturbedTensor(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         with _torch.without_torch_function_modes():
-            first = next(find((args, kwargs), cls))
+            first = find((args, kwargs), cls)[0]
             return first.follower.on_operation(func, args, kwargs)
 
 
@@ -155,12 +162,22 @@ def _alive(references: list[ref[PerturbedTensor]]) -> Iterator[PerturbedTensor]:
             yield tensor
 
 
-class WriteWatch(TorchFunctionMode):
-    """While it is entered, notes what the model writes into ordinary tensors."""
+def name_of(func: Function) -> str:
+    """The name of a function in a report."""
+    name = getattr(func, "__name__", None) or str(func)
+    if name == "fn":  # F.max_pool2d and the like are made by one function of PyTorch
+        return "pooling"
+    if name in ("__get__", "__set__"):
+        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', name)}"
+    return str(name)
 
-    def __init__(self, log: WriteLog) -> None:
+
+class WriteWatch(TorchFunctionMode):
+    """While it is entered, notes whose memory may be written without a change of its version."""
+
+    def __init__(self, cache: CallCache) -> None:
         super().__init__()
-        self._log = log
+        self._cache = cache
 
     def __torch_function__(
         self,
@@ -170,13 +187,12 @@ class WriteWatch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        for tensor in written(func, args, kwargs):
-            if not isinstance(tensor, PerturbedTensor):
-                self._log.note(tensor)
-        if exposes(func):
+        name = name_of(func)
+        updates = name in ("batch_norm", "instance_norm") and True in find((args, kwargs), bool)
+        if updates or name in EXPOSING:
             for tensor in find((args, kwargs), Tensor):
                 if not isinstance(tensor, PerturbedTensor):
-                    self._log.expose(tensor)
+                    self._cache.expose(tensor)
         return func(*args, **kwargs)
 
 
@@ -187,32 +203,34 @@ class _Call:
         self.func = func
         self.args = args
         self.kwargs = kwargs
-        self.tensors = list(find((args, kwargs), PerturbedTensor))
+        self.name = name_of(func)
+        self.tensors = find((args, kwargs), PerturbedTensor)
 
-    @property
-    def name(self) -> str:
-        """The function's name in a report."""
-        return name_of(self.func)
-
-    def written(self) -> list[Tensor]:
-        """The tensors among the arguments that the function may write into."""
-        return written(self.func, self.args, self.kwargs)
-
-    def result(self, ordinary: Callable[[PerturbedTensor], Tensor]) -> Any:
+    def result(self) -> Any:
         """Call the function with ordinary tensors in the place of perturbed ones."""
-        args, kwargs = replaced((self.args, self.kwargs), PerturbedTensor, ordinary)
+        args, kwargs = replaced((self.args, self.kwargs), PerturbedTensor, PerturbedTensor.own)
         return self.func(*args, **kwargs)
+
+    def declared_writes(self) -> list[Any]:
+        """The arguments that an operation of ``torch.ops`` says that it writes into."""
+        into: list[Any] = []
+        for schema in _torch.operator_schemas(self.func):
+            for position, argument in enumerate(schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    given = dict(enumerate(self.args))
+                    into.append(given.get(position, self.kwargs.get(argument.name)))
+        return find(into, Tensor)
 
 
 class PassFollower:
     """Decides for every call of one pass what is done with the perturbed tensors."""
 
     def __init__(self, state: PassState) -> None:
-        self._state = state
+        self.state = state
         #: All perturbed tensors of this pass that are in use.
         self._alive: WeakValueDictionary[int, PerturbedTensor] = WeakValueDictionary()
         self._finished = False
-        #: Why the model was refused, if it was: compiled code turns it into another error.
+        #: Why the model was refused, if it was: its own code may turn that into another error.
         self.refusal: IncrementalError | None = None
 
     def perturbed(self, held: Boxed | Tensor) -> PerturbedTensor:
@@ -220,20 +238,6 @@ class PassFollower:
         tensor = PerturbedTensor(held, self)
         self._alive[id(tensor)] = tensor
         return tensor
-
-    def dense(self, tensor: PerturbedTensor) -> Tensor:
-        """All values of all copies, to be read only."""
-        if isinstance(tensor.held, Boxed):
-            maps = tensor.held.whole()
-            return maps if self._state.channels_last else maps.contiguous()
-        return tensor.held
-
-    def own(self, tensor: PerturbedTensor) -> Tensor:
-        """From now on the tensor holds an ordinary one, in memory that no box reads."""
-        if isinstance(tensor.held, Boxed):
-            boxes, maps = tensor.held.values, self.dense(tensor)
-            tensor.held = maps.clone() if same_memory(boxes, maps) else maps
-        return tensor.held
 
     def finish(self, complete: bool = True) -> None:
         """Turn what the model has kept into ordinary tensors, as the dense engine leaves them.
@@ -247,8 +251,9 @@ class PassFollower:
             tensor.aliases = []
         for tensor in kept:
             try:
-                ordinary = self.own(tensor).detach()
-                torch.utils.swap_tensors(tensor, ordinary)  # type: ignore[no-untyped-call]
+                torch.utils.swap_tensors(tensor, tensor.own().detach())  # type: ignore[no-untyped-call]
+            except IncrementalError as error:
+                self.refusal = error
             except (RuntimeError, MemoryError):
                 continue
 
@@ -262,32 +267,32 @@ class PassFollower:
         if _needs_no_values(func, args, kwargs):
             args, kwargs = replaced((args, kwargs), PerturbedTensor, self._empty_like)
             return func(*args, **kwargs)
-        call = _Call(func, args, kwargs)
-        if self._finished:
-            # A tensor that is kept after its pass acts as the ordinary one that it stands for.
-            return call.result(self.own)
-        self._check_pass(call)
-        if any(isinstance(tensor.held, Boxed) for tensor in call.tensors):
-            try:
-                return self._incrementally(call)
-            except IncrementalError:
-                raise
-            except Exception as reason:  # the function itself may do what its rule can't
-                if is_out_of_memory(reason):
-                    raise
-                text = str(reason).strip().partition("\n")[0]
-                why = text if isinstance(reason, NoRule) else f"its rule can't do this ({text})"
-                self._state.went_dense.setdefault(call.name, why)
-        return self._densely(call)
+        return self._follow(_Call(func, args, kwargs))
 
     def on_operation(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation that compiled code calls."""
-        call = _Call(func, args, kwargs)
+        return self._follow(_Call(func, args, kwargs), "it is called from compiled code")
+
+    def _follow(self, call: _Call, why_dense: str = "") -> Any:
         if self._finished:
-            return call.result(self.own)
-        self._state.went_dense.setdefault(call.name, "it is called from compiled code")
+            # A tensor that is kept after its pass acts as the ordinary one that it stands for.
+            return call.result()
         try:
-            self._check_pass(call)
+            if any(tensor.follower is not self for tensor in call.tensors):
+                raise _refusal("the model keeps tensors from one pass to the next")
+            if not why_dense and any(isinstance(one.held, Boxed) for one in call.tensors):
+                try:
+                    return self._incrementally(call)
+                except IncrementalError:
+                    raise
+                except Exception as reason:  # the function itself may do what its rule can't
+                    if is_out_of_memory(reason):
+                        raise
+                    text = str(reason).strip().partition("\n")[0]
+                    known = isinstance(reason, NoRule)
+                    why_dense = text if known else f"its rule can't do this ({text})"
+            if why_dense:
+                self.state.went_dense.setdefault(call.name, why_dense)
             return self._densely(call)
         except IncrementalError as error:
             self.refusal = error
@@ -298,7 +303,7 @@ class PassFollower:
         held = tensor.held
         if not isinstance(held, Boxed):
             return held
-        layout = CHANNELS_LAST.get(len(held.shape)) if self._state.channels_last else None
+        layout = CHANNELS_LAST.get(len(held.shape)) if self.state.channels_last else None
         return torch.empty(
             held.shape,
             dtype=held.dtype,
@@ -312,33 +317,22 @@ class PassFollower:
         rule = RULES.get(out_of_place)
         if rule is None:
             raise NoRule("it has no rule")
-        args, kwargs, in_place = pop_inplace(call.func, call.args, call.kwargs)
-        args, kwargs = arrange(rule, args, kwargs)
+        args, kwargs, in_place = arranged(call.func, rule, call.args, call.kwargs)
         in_place = in_place or out_of_place is not call.func
         if kwargs.get("out") is not None or (in_place and not isinstance(args[0], PerturbedTensor)):
             raise NoRule("it writes into another tensor")
         if any(not isinstance(tensor.held, Boxed) for tensor in call.tensors):
             raise NoRule("another operand is dense")
         boxes, options = replaced((args, kwargs), PerturbedTensor, lambda tensor: tensor.held)
-        result = rule.apply(self._state, out_of_place, *boxes, **options)
-        self._state.saved_work = self._state.saved_work or rule.saves
+        result = rule.apply(self.state, out_of_place, *boxes, **options)
+        self.state.saved_work = self.state.saved_work or rule.saves
         if in_place:
             return self._overwrite(args[0], result, call)
-        wrapped = replaced(result, (Boxed, Tensor), lambda made: self._apart(made, call.tensors))
-        for made in find([wrapped], PerturbedTensor):
+        wrapped = replaced(result, (Boxed, Tensor), self.perturbed)
+        for made in find(wrapped, PerturbedTensor):
             if rule.aliases or any(made.held is tensor.held for tensor in call.tensors):
                 call.tensors[0].share_with(made)
         return wrapped
-
-    def _apart(self, result: Boxed | Tensor, made_of: list[PerturbedTensor]) -> PerturbedTensor:
-        """A rule's result; a finished tensor in memory that no box reads."""
-        if isinstance(result, Tensor):
-            for boxes in (tensor.held for tensor in made_of):
-                if not isinstance(boxes, Boxed) or boxes.postponed is not None:
-                    continue
-                if same_memory(result, boxes.values):
-                    return self.perturbed(result.clone())
-        return self.perturbed(result)
 
     def _overwrite(self, tensor: PerturbedTensor, result: Any, call: _Call) -> PerturbedTensor:
         """Let a tensor hold what a function would have written into it."""
@@ -351,18 +345,40 @@ class PassFollower:
         return tensor
 
     def _densely(self, call: _Call) -> Any:
-        """Call a function with all values of all copies."""
-        self._before_writing(call)
-        if exposes(call.func):
-            self._expose(call)
-        result = self._call(call)
+        """Call a function with all values of all copies, which are ordinary tensors from now on."""
+        name = getattr(call.func, "__name__", "").partition(".")[0]
+        if name in REFUSED and call.func != SET_REQUIRES_GRAD:
+            raise _refusal(f"the model replaces or reinterprets a tensor's memory by {call.name}")
+        given = find((call.args, call.kwargs), Tensor)
+        ordinary = [one.own() if isinstance(one, PerturbedTensor) else one for one in given]
+        versions = list(map(_torch.version, ordinary))
+        result = call.result()
+        declared = call.declared_writes()
+        for tensor, values, version in zip(given, ordinary, versions, strict=True):
+            is_written = version is None or version != _torch.version(values)
+            if not is_written and not any(tensor is other for other in declared):
+                continue
+            if isinstance(tensor, PerturbedTensor):
+                _check_unshared(tensor, call)
+            else:
+                # What is written may come from a perturbed tensor.
+                self.state.leaked = True
+                self.state.cache.expose(tensor)
+        return self._wrapped(call, result)
+
+    def _wrapped(self, call: _Call, result: Any) -> Any:
+        """The tensors of a result as perturbed ones, which may share memory with the arguments."""
+        exposes = call.name in EXPOSING - {"Tensor.data"}
         for leaf in leaves(result):
             # A nested tensor has no shape that copies could be followed in.
             is_nested = isinstance(leaf, Tensor) and leaf.is_nested
             if is_nested or not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
-                self._state.leaked = True
-                if not isinstance(leaf, NUMBERS):
-                    self._expose(call)
+                self.state.leaked = True
+                exposes = exposes or not isinstance(leaf, bool | int | float | complex)
+        for tensor in call.tensors if exposes else ():
+            # Its memory can be written at any time, by anyone.
+            _check_unshared(tensor, call)
+            self.state.cache.expose(tensor.own())
         known = {id(tensor.held): tensor for tensor in call.tensors}
 
         def follow(made: Tensor) -> Tensor:
@@ -371,65 +387,18 @@ class PassFollower:
             return self.perturbed(made)
 
         wrapped = replaced(result, Tensor, follow)
-        for made in find([wrapped], PerturbedTensor):
+        for made in find(wrapped, PerturbedTensor):
             for tensor in call.tensors:
-                both = made.held, tensor.held
-                if made is tensor or any(isinstance(held, Boxed) for held in both):
-                    continue
-                if same_memory(*both):  # type: ignore[arg-type]
+                if made is not tensor and same_memory(made.own(), tensor.own()):
                     tensor.share_with(made)
         return wrapped
-
-    def _expose(self, call: _Call) -> None:
-        """Give tensors memory of their own that can be written at any time, by anyone."""
-        for tensor in call.tensors:
-            _check_unshared(tensor, call)
-            self._state.write_log.expose(self.own(tensor))
-
-    def _before_writing(self, call: _Call) -> None:
-        """Make sure that a function writes into memory that no box reads."""
-        name = getattr(call.func, "__name__", "").partition(".")[0]
-        if name in REFUSED and call.func != SET_REQUIRES_GRAD:
-            raise _refusal(f"the model replaces or reinterprets a tensor's memory by {call.name}")
-        for tensor in call.written():
-            if isinstance(tensor, PerturbedTensor):
-                _check_unshared(tensor, call)
-                self._state.write_log.note(self.own(tensor))
-            else:
-                # What is written may come from a perturbed tensor.
-                self._state.leaked = True
-                self._state.write_log.note(tensor)
-
-    def _call(self, call: _Call) -> Any:
-        """Call a function with ordinary tensors, without access to the boxes' memory."""
-        dense = {id(tensor): self.dense(tensor) for tensor in call.tensors}
-        result = call.result(lambda tensor: dense[id(tensor)])
-        again = False
-        for tensor in call.tensors:
-            if not isinstance(tensor.held, Boxed) or not lets_out(result, dense[id(tensor)]):
-                continue
-            # A view: from now on the tensor is what is viewed, as writing into one of them must be
-            # seen in the other.
-            if same_memory(tensor.held.values, dense[id(tensor)]):
-                dense[id(tensor)] = dense[id(tensor)].clone()
-                again = True
-            tensor.held = dense[id(tensor)]
-        if not again:
-            return result
-        if call.written():
-            raise _refusal(f"the model calls {call.name}, which writes and returns a view")
-        return self._call(call)
-
-    def _check_pass(self, call: _Call) -> None:
-        if any(tensor.follower is not self for tensor in call.tensors):
-            raise _refusal("the model keeps tensors from one pass to the next")
 
 
 def _needs_no_values(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the result does not depend on the values of any perturbed tensor."""
     if func in FACTORIES:
         others = (args[1:], {k: v for k, v in kwargs.items() if k not in ("input", "self")})
-        return next(find(others, PerturbedTensor), None) is None
+        return not find(others, PerturbedTensor)
     return func in SHAPED_LIKE and type(args[0] if args else None) is not PerturbedTensor
 
 

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -22,27 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda import _torch
-from captum_pda.engines.incremental.cache import Function, parameters_in_python
+from captum_pda.engines.incremental.boxes import Boxed
+from captum_pda.engines.incremental.cache import Function
 
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 
 #: Where PyTorch has a function, under one name.
 OWNERS = (torch, F, Tensor, _torch.nn_functions, torch.special)
 #: Other names that PyTorch has for arguments of rules.
-OTHER_NAMES = {
-    **dict.fromkeys(["self", "x", "x1", "a"], "input"),
-    **dict.fromkeys(["x2", "exponent"], "other"),
-    **dict.fromkeys(["chunks", "sections", "split_size", "split_sizes"], "sizes"),
-    **dict.fromkeys(["indices_or_sections", "split_size_or_sections"], "sizes"),
-    "axis": "dim",
-    "axis0": "dim0",
-    "axis1": "dim1",
-    "keepdims": "keepdim",
-    "tensors": "maps",
-    "destination": "target",
-}
-#: Arguments that a rule takes by position, as one or as several.
-POSITIONAL = ("input", "dims", "shape", "size")
+OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "exponent": "other"}
 
 
 class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
@@ -66,13 +55,12 @@ IN_PLACE: dict[Function, Function] = {}
 
 
 def rule(
-    *functions: str | Function, aliases: bool = False, saves: bool = False, in_place: bool = False
+    names: str, aliases: bool = False, saves: bool = False, in_place: bool = False
 ) -> Callable[[AnyFunction], AnyFunction]:
     """Declare a rule.
 
     Args:
-        functions: names, several in a string if there are many, for the functions of these names
-            wherever PyTorch has them; or a function itself.
+        names: of the functions that it is for, wherever PyTorch has functions of these names.
         aliases: whether the function's result shares memory with its argument in PyTorch, so that
             writing into one is seen in the other. A rule that returns its argument always does.
         saves: whether the rule saves work; without such a rule boxes are of no use.
@@ -82,14 +70,12 @@ def rule(
 
     def declare(apply: AnyFunction) -> AnyFunction:
         made = Rule(apply, inspect.signature(apply), aliases, saves)
-        for function in functions:
-            for func in [function] if callable(function) else named(function):
-                RULES[func] = made
-            for name in function.split() if in_place and isinstance(function, str) else ():
-                writing = f"__i{name.strip('_')}__" if name.startswith("__") else f"{name}_"
-                for owner in OWNERS:
-                    if hasattr(owner, name) and hasattr(owner, writing):
-                        IN_PLACE[getattr(owner, writing)] = getattr(owner, name)
+        for name in names.split():
+            RULES.update(dict.fromkeys(named(name), made))
+            writing = f"__i{name.strip('_')}__" if name.startswith("__") else f"{name}_"
+            for owner in OWNERS if in_place else ():
+                if hasattr(owner, name) and hasattr(owner, writing):
+                    IN_PLACE[getattr(owner, writing)] = getattr(owner, name)
         return apply
 
     return declare
@@ -105,33 +91,37 @@ def named(names: str) -> list[Function]:
     ]
 
 
-def pop_inplace(
-    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+def arranged(
+    func: Function, made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """The arguments without ``inplace``, and whether that was true."""
-    if "inplace" in kwargs:
-        others = {name: value for name, value in kwargs.items() if name != "inplace"}
-        return args, others, bool(kwargs["inplace"])
-    place = _place_of_inplace(func)
-    if place is None or place >= len(args):
-        return args, kwargs, False
-    return args[:place] + args[place + 1 :], kwargs, bool(args[place])
-
-
-@lru_cache(maxsize=1024)
-def _place_of_inplace(func: Function) -> int | None:
-    names = [parameter.name for parameter in parameters_in_python(func)]
-    return names.index("inplace") if "inplace" in names else None
-
-
-def arrange(
-    made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments that fit a rule, however they are given."""
+    """Arguments that fit a rule, however they are given, and whether ``inplace`` was among them."""
     kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
-    args = (*args, *(kwargs.pop(name) for name in POSITIONAL if name in kwargs))
+    if "input" in kwargs:
+        args = (kwargs.pop("input"), *args)
+    in_place = bool(kwargs.pop("inplace", False))
+    position = _position_of_inplace(func)
+    if position is not None and position < len(args):
+        in_place = bool(args[position])
+        args = args[:position] + args[position + 1 :]
     try:
         made.signature.bind(None, None, *args, **kwargs)  # the state, the function
     except TypeError:
         raise NoRule("its arguments are given in a form that the rule does not know") from None
-    return args, kwargs
+    return args, kwargs, in_place
+
+
+@lru_cache(maxsize=1024)
+def _position_of_inplace(func: Function) -> int | None:
+    if not isinstance(func, FunctionType):
+        return None
+    try:
+        names = list(inspect.signature(func).parameters)
+    except ValueError:  # it wraps a function that is not written in Python
+        return None
+    return names.index("inplace") if "inplace" in names else None
+
+
+def check_images(x: Any) -> None:
+    """Refuse all but (copies, channels, *space), as convolutions want them."""
+    if not isinstance(x, Boxed) or x.space != tuple(range(2, 2 + len(x.spans))):
+        raise NoRule("its input is not a batch of images")

@@ -1,4 +1,4 @@
-"""Convolution on boxes, with what follows it (batch-norm, activation) folded into it.
+"""Convolution on boxes, and batch-norm.
 
 Kernels of 3x3 are convolved by Winograd's method: an output tile of 4x4 takes 36 multiplications
 for each pair of channels in place of 144 (Lavin and Gray, "Fast algorithms for convolutional neural
@@ -8,9 +8,7 @@ with PyTorch's own convolutions (benchmarks/SPEED.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,20 +17,16 @@ from torch import Tensor
 
 from captum_pda.engines.incremental.boxes import (
     Boxed,
-    Postponed,
     Slide,
-    Span,
     per_axis,
-    postpone,
     read_boxes,
     slide_boxes,
     slides_for,
     spans_after,
 )
 from captum_pda.engines.incremental.cache import CallCache, Function, PassState
-from captum_pda.engines.incremental.rules import NoRule, rule
-from captum_pda.engines.incremental.rules.shape import PostponedPadding
-from captum_pda.engines.protocol import IncrementalError
+from captum_pda.engines.incremental.rules import NoRule, check_images, rule
+from captum_pda.engines.incremental.rules.pooling import whole_maps
 
 #: Channels from which convolving differences pays.
 FEWEST_CHANNELS_FOR_DIFFERENCES = 16
@@ -40,46 +34,6 @@ FEWEST_CHANNELS_FOR_DIFFERENCES = 16
 FEWEST_CHANNELS_FOR_WINOGRAD = 96
 #: The most numbers in its intermediate results, so that they fit into a processor's caches.
 MOST_INTERMEDIATE_VALUES = 2**23
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostponedConvolution(Postponed):
-    """A convolution that waits for what follows it, so that batch-norm costs nothing.
-
-    With a ``base`` it is a convolution of differences, and is added to that unperturbed result,
-    which contains the bias. ``reached`` are the places that the differences can reach, some of them
-    outside the map, and ``spans`` those that are wanted.
-    """
-
-    cache: CallCache
-    func: Function
-    maps: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    options: tuple[Any, Any, Any, int]  # stride, padding, dilation, groups
-    #: The state of the weights at the time of the call; None if a change can't be noticed.
-    states: tuple[Hashable, ...] | None
-    base: Tensor | None = None
-    reached: tuple[Span, ...] = ()
-    spans: tuple[Span, ...] = ()
-
-    def make(self) -> Tensor:
-        self.check_weights()
-        bias = self.bias if self.base is None else None
-        found = convolve(self.cache, self.func, self.maps, self.weight, bias, *self.options)
-        if self.base is None:
-            return found
-        space = tuple(range(2, found.dim()))
-        values = found.add_(read_boxes(self.base, self.reached, space))
-        return Boxed(values, self.reached, self.base, space).at(self.spans)
-
-    def check_weights(self) -> None:
-        """Refuse to compute with weights that were changed since the call."""
-        if self.states is not None and self.cache.states(self.weight, self.bias) != self.states:
-            raise IncrementalError(
-                "the model changes the weights of a convolution between the call and the use of "
-                "its result, which engine='incremental' can't follow; use engine='dense'"
-            )
 
 
 @rule("conv1d conv2d conv3d", saves=True)
@@ -95,78 +49,43 @@ def convolution(
     groups: int = 1,
 ) -> Boxed:
     """Each box with the halo that the kernel reads, or the differences alone."""
-    if not isinstance(x, Boxed) or isinstance(weight, Boxed) or isinstance(bias, Boxed):
+    check_images(x)
+    if isinstance(weight, Boxed) or isinstance(bias, Boxed):
         raise NoRule("its weights depend on the input")
-    if not x.images or weight.dim() != 2 + len(x.spans):
-        raise NoRule("its input is not a batch of images")
-    slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
-    # Autocast chooses the type at the time of the call.
-    autocast = torch.is_autocast_enabled(x.device.type)
-    base: Any = None
-    reached: tuple[Span, ...] = ()
+    cache, options = state.cache, (dilation, groups)
     if x.is_whole:
-        sizes = [
-            span.size
-            if padding == "same"
-            else (span.size + 2 * slide.padding - slide.reach) // slide.stride + 1
-            for span, slide in zip(x.spans, slides, strict=True)
-        ]
-        spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
-        maps, padding = _with_its_padding(x, padding)
-    else:
-        base = state.base(func, x.base, weight, bias, stride, padding, dilation, groups)
-        if _by_differences(slides, weight) and not autocast:
-            spans = spans_after(x, slides, base.shape[2:])
-            reached = tuple(map(Slide.reached, slides, x.spans, spans))
-            maps, padding = x.differences, [slide.reach - 1 for slide in slides]
+        if isinstance(padding, str):
+            maps = x.values
         else:
-            maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
-            padding = 0
-    values = PostponedConvolution(
-        origin=state.origin(),
-        shape=(x.n_copies, weight.shape[0], *(span.length for span in spans)),
-        dtype=maps.dtype,
-        device=maps.device,
-        cache=state.cache,
-        func=func,
-        maps=maps,
-        weight=weight,
-        bias=bias,
-        options=(stride, padding, dilation, groups),
-        states=state.cache.states(weight, bias),
-        base=base if reached else None,
-        reached=reached,
-        spans=spans,
-    )
-    wait = values.origin.can_wait and not autocast and values.states is not None
-    return Boxed(values if wait else values.compute(), spans, base, x.space)
-
-
-def _with_its_padding(x: Boxed, padding: Any) -> tuple[Tensor, Any]:
-    """Maps held in full, and the padding that the convolution is to add to them."""
-    padded = x.postponed
-    if not isinstance(padded, PostponedPadding) or padded.overwrites or isinstance(padding, str):
-        return x.values, padding
-    if any(before != after for before, after in padded.amounts):
-        return x.values, padding
-    own = per_axis(padding, len(x.spans))
-    return padded.maps, [pair[0] + zeros for pair, zeros in zip(padded.amounts, own, strict=True)]
-
-
-def _by_differences(slides: list[Slide], weight: Tensor) -> bool:
-    """Whether to convolve differences, which are zero around the box.
-
-    Kernels skip padding, so this costs what the box costs without its halo. The unperturbed result
-    must be added, which does not pay where each output takes little computation.
-    """
-    return (
+            maps, zeros = x.unpadded()
+            own = per_axis(padding, len(zeros))
+            padding = tuple(map(sum, zip(own, zeros, strict=True)))
+        return whole_maps(
+            state, convolve(cache, func, maps, weight, bias, stride, padding, *options), x
+        )
+    base = state.base(func, x.base, weight, bias, stride, padding, *options)
+    slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
+    # Differences are zero around the box, and kernels skip padding: so this costs what the box
+    # costs without its halo. The unperturbed result must be added, which does not pay where each
+    # output takes little computation.
+    if (
         all(slide.stride == 1 for slide in slides)
         and any(slide.reach > 1 for slide in slides)
         and weight.shape[1] >= FEWEST_CHANNELS_FOR_DIFFERENCES
-    )
+    ):
+        spans = spans_after(x, slides, base.shape[2:])
+        reached = tuple(map(Slide.reached, slides, x.spans, spans))
+        halo = [slide.reach - 1 for slide in slides]
+        found = convolve(cache, func, x.differences(), weight, None, stride, halo, *options)
+        found.add_(read_boxes(base, reached, x.space))
+        values = Boxed(found, reached, base, x.space).at(spans)
+    else:
+        maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
+        values = convolve(cache, func, maps, weight, bias, stride, 0, *options)
+    return Boxed(values, spans, base, x.space, state.reads())
 
 
-@rule(F.batch_norm)
+@rule("batch_norm")
 def batch_norm(
     state: PassState,
     func: Function,
@@ -180,56 +99,30 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Boxed:
     """With running statistics batch-norm acts on every pixel alone."""
+    check_images(x)
     if training or running_mean is None:
         raise NoRule("it uses the statistics of the batch")
-    if not x.images:
-        raise NoRule("its input is not a batch of images")
     arguments = (running_mean, running_var, weight, bias, False, momentum, eps)
-    base = None if x.base is None else state.base(func, x.base, *arguments)
-    postponed = x.postponed
-    if isinstance(postponed, PostponedConvolution) and _can_fold(postponed, running_mean):
-        folded = state.cache(
-            fold, postponed.weight, postponed.bias, running_mean, running_var, weight, bias, eps
+    base = None if x.base is None else state.base(F.batch_norm, x.base, *arguments)
+    if running_mean.dtype != x.dtype:
+        values = F.batch_norm(x.values, *arguments)
+    else:
+        shape = (-1, *(1,) * len(x.spans))
+        scale, shift = state.cache(
+            _scale_and_shift, running_mean, running_var, weight, bias, eps, shape
         )
-        values = replace(
-            postponed,
-            weight=folded[0],
-            bias=folded[1],
-            states=state.cache.states(*folded),
-            base=None if postponed.base is None else base,
-        )
-        return Boxed(values, x.spans, base, x.space)
-    if running_mean.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
-        return x.like(func(x.values, *arguments), base)
-    scale, shift = state.cache(
-        scale_and_shift, running_mean, running_var, weight, bias, eps, len(x.spans)
-    )
-    if postponed is not None:
-        overwrite = postponed.then(lambda maps: torch.addcmul(shift, maps, scale, out=maps))
-        return Boxed(overwrite, x.spans, base, x.space)
-    normalised = partial(_normalised, x, scale, shift)
-    return postpone(state.origin(), normalised, x, x.spans, base)
+        own = x.take_over()
+        values = torch.addcmul(shift, x.values if own is None else own, scale, out=own)
+    return Boxed(values, x.spans, base, x.space, state.reads())
 
 
-def _can_fold(postponed: PostponedConvolution, running_mean: Tensor) -> bool:
-    """Whether a convolution has weights of batch-norm's type, unchanged since the call."""
-    if postponed.overwrites or postponed.states is None:
-        return False
-    postponed.check_weights()
-    return postponed.dtype == postponed.weight.dtype == running_mean.dtype
-
-
-def _normalised(x: Boxed, scale: Tensor, shift: Tensor) -> Tensor:
-    return torch.addcmul(shift, x.values, scale)
-
-
-def scale_and_shift(
+def _scale_and_shift(
     mean: Tensor,
     var: Tensor,
     gamma: Tensor | None,
     beta: Tensor | None,
     eps: float,
-    n_axes: int = 0,
+    shape: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """Batch-norm as one product and one sum per channel."""
     scale = torch.rsqrt(var + eps)
@@ -238,24 +131,7 @@ def scale_and_shift(
     shift = -mean * scale
     if beta is not None:
         shift = shift + beta
-    shape = (-1, *(1,) * n_axes)
     return scale.reshape(shape), shift.reshape(shape)
-
-
-def fold(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Weights and bias of one convolution that does what a convolution and a batch-norm do."""
-    scale, shift = scale_and_shift(mean, var, gamma, beta, eps)
-    if bias is not None:
-        shift = shift + bias * scale
-    return weight * scale.reshape(-1, *(1,) * (weight.dim() - 1)), shift
 
 
 # Winograd's method

@@ -2,132 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.incremental.boxes import Boxed, Postponed, Span
+from captum_pda.engines.incremental.boxes import Boxed, Span
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
+#: Strides of a probe without memory: primes by which its axes are found again in a view of it.
+LABELS = (1000000007, 1000000009, 1000000021, 1000000033, 1000000087, 1000000093, 1000000097)
 
-@rule("permute", aliases=True)
-def permute(state: PassState, func: Function, x: Boxed, *dims: Any) -> Boxed:
-    """The dimensions in another order; the batch stays first."""
-    order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    order = [dim % len(x.shape) for dim in order]
-    if order[0] != 0:
+VIEWS = (
+    "permute transpose swapaxes swapdims movedim moveaxis unsqueeze chunk split split_with_sizes "
+    "tensor_split __getitem__"
+)
+
+
+@rule(VIEWS, aliases=True)
+def view(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Any:
+    """Dimensions in another order, or some of the channels."""
+    labels = LABELS[: len(x.shape)]
+    probe = torch.empty_strided(x.shape, labels, dtype=x.dtype, device="meta")
+    views = func(probe, *args, **kwargs)
+    spaces = [_space_in(part, probe, x) for part in _as_list(views)]
+    parts = _as_list(func(x.values, *args, **kwargs))
+    bases = [None] * len(parts)
+    if x.base is not None:
+        bases = _as_list(state.cache(func, x.base, *args, **kwargs))
+    boxed = tuple(
+        Boxed(part, x.spans, base, space)
+        for part, base, space in zip(parts, bases, spaces, strict=True)
+    )
+    return boxed[0] if isinstance(views, Tensor) else boxed
+
+
+def _as_list(views: Any) -> list[Any]:
+    return [views] if isinstance(views, Tensor) else list(views)
+
+
+def _space_in(part: Tensor, probe: Tensor, x: Boxed) -> tuple[int, ...]:
+    """Which dimensions of a view are the spatial axes; copies and places must be as they were."""
+    strides = part.stride()
+    found = []
+    for axis in (0, *x.space):
+        label, size = probe.stride(axis), probe.shape[axis]
+        if strides.count(label) != 1 or part.shape[strides.index(label)] != size:
+            raise NoRule("it picks or joins copies or places")
+        found.append(strides.index(label))
+    if found[0] != 0:
         raise NoRule("the batch is no longer first")
-    space = tuple(order.index(axis) for axis in x.space)
-    base = None if x.base is None else state.cache(torch.permute, x.base, order)
-    return x.like(x.values.permute(order), base, space)
+    return tuple(found[1:])
 
 
-@rule("transpose swapaxes swapdims", aliases=True)
-def transpose(state: PassState, func: Function, x: Boxed, dim0: int, dim1: int) -> Boxed:
-    """Two dimensions exchanged."""
-    order = list(range(len(x.shape)))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(state, func, x, order)
-
-
-@rule("movedim moveaxis", aliases=True)
-def movedim(state: PassState, func: Function, x: Boxed, source: Any, target: Any) -> Boxed:
-    """Dimensions moved elsewhere."""
-    order = torch.empty(tuple(range(len(x.shape))), device="meta")
-    moved = torch.movedim(order, source, target)
-    return permute(state, func, x, [int(size) for size in moved.shape])
-
-
-@rule("view reshape", aliases=True)
-def reshape(state: PassState, func: Function, x: Boxed, *shape: Any) -> Boxed:
+@rule("view reshape flatten", aliases=True)
+def reshape(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
     """Channels split or merged, with batch and space as they are."""
-    wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    if isinstance(wanted, torch.dtype):
+    n_axes, n_dims = len(x.space), len(x.shape)
+    after = func(torch.empty(x.shape, dtype=x.dtype, device="meta"), *args, **kwargs)
+    sizes = tuple(after.shape)
+    if after.dtype != x.dtype:
         raise NoRule("it reads the numbers as another type")
-    sizes = list(torch.empty(x.shape, device="meta").reshape(tuple(wanted)).shape)
-    return _regroup(state, x, sizes)
-
-
-@rule("flatten", aliases=True)
-def flatten(
-    state: PassState, func: Function, x: Boxed, start_dim: int = 0, end_dim: int = -1
-) -> Boxed:
-    """Dimensions merged, as long as these are only channels."""
-    sizes = list(torch.empty(x.shape, device="meta").flatten(start_dim, end_dim).shape)
-    return _regroup(state, x, sizes)
-
-
-@rule("unsqueeze", aliases=True)
-def unsqueeze(state: PassState, func: Function, x: Boxed, dim: int) -> Boxed:
-    """A new dimension of one."""
-    sizes = list(torch.empty(x.shape, device="meta").unsqueeze(dim).shape)
-    return _regroup(state, x, sizes)
-
-
-def _regroup(state: PassState, x: Boxed, sizes: list[int]) -> Boxed:
-    """Give the dimensions between batch and space other sizes."""
-    n_axes = len(x.space)
-    n_dims = len(x.shape)
-    kept = [span.size for span in x.spans]
     if x.space != tuple(range(n_dims - n_axes, n_dims)):
         raise NoRule("it merges channels that are last")
-    if len(sizes) <= n_axes or sizes[-n_axes:] != kept or sizes[0] != x.n_copies:
+    if len(sizes) <= n_axes or (sizes[0], *sizes[-n_axes:]) != (x.n_copies, *x.shape[-n_axes:]):
         raise NoRule("it merges places or copies")
-    middle = sizes[1:-n_axes]
-    space = tuple(range(len(sizes) - n_axes, len(sizes)))
-    boxes = x.values.reshape(x.n_copies, *middle, *(span.length for span in x.spans))
+    lengths = (span.length for span in x.spans)
+    boxes = x.values.reshape(*sizes[:-n_axes], *lengths)
     base = None if x.base is None else state.cache(torch.reshape, x.base, (1, *sizes[1:]))
-    return x.like(boxes, base, space)
-
-
-@rule("chunk split split_with_sizes tensor_split", aliases=True)
-def split(state: PassState, func: Function, x: Boxed, sizes: Any, dim: int = 0) -> Any:
-    """The channels in parts (``chunk``, ``split`` and the like)."""
-    if dim % len(x.shape) in (0, *x.space):
-        raise NoRule("it splits copies or places")
-    parts = func(x.values, sizes, dim)
-    bases = [None] * len(parts) if x.base is None else state.cache(func, x.base, sizes, dim)
-    return tuple(x.like(part, base) for part, base in zip(parts, bases, strict=True))
-
-
-@rule("__getitem__", aliases=True)
-def index(state: PassState, func: Function, x: Boxed, key: Any) -> Boxed:
-    """Some channels: ``x[:, 3]``, ``x[:, :8]`` and the like."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    plain = (isinstance(part, int | slice) or part is Ellipsis for part in keys)
-    # True and False are integers to Python, and masks to PyTorch.
-    if not all(plain) or any(isinstance(part, bool) for part in keys):
-        raise NoRule("it picks by more than numbers and slices")
-    if keys.count(Ellipsis) > 1:
-        raise NoRule("it picks by more than numbers and slices")
-    missing = len(x.shape) - len([part for part in keys if part is not Ellipsis])
-    place = keys.index(Ellipsis) if Ellipsis in keys else len(keys)
-    keys[place : place + 1] = [slice(None)] * missing
-    if any(keys[axis] != slice(None) for axis in (0, *x.space)):
-        raise NoRule("it picks copies or places")
-    dropped = [axis for axis, part in enumerate(keys) if isinstance(part, int)]
-    space = tuple(axis - sum(drop < axis for drop in dropped) for axis in x.space)
-    base = None if x.base is None else state.cache(func, x.base, tuple(keys))
-    return x.like(func(x.values, tuple(keys)), base, space)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PostponedPadding(Postponed):
-    """Maps with zeros around them, which a convolution can add by itself.
-
-    ``amounts`` are the zeros before and after the map along each spatial axis.
-    """
-
-    maps: Tensor
-    amounts: tuple[tuple[int, int], ...]
-
-    def make(self) -> Tensor:
-        flat = [amount for pair in reversed(self.amounts) for amount in pair]
-        return F.pad(self.maps, flat)
+    return Boxed(boxes, x.spans, base, tuple(range(len(sizes) - n_axes, len(sizes))))
 
 
 @rule("pad")
@@ -140,35 +85,23 @@ def pad(
     value: float | None = None,
 ) -> Boxed:
     """A constant around the map moves the boxes and leaves what is in them."""
-    if mode != "constant":
-        raise NoRule(f"its mode is {mode!r}")
-    amounts = list(pad)
     n_dims = len(x.shape)
     # PyTorch gives the last dimension first.
-    pairs = dict.fromkeys(range(n_dims), (0, 0))
-    for number, pair in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
-        pairs[n_dims - 1 - number] = pair
-    if min(amounts, default=0) < 0 or pairs[0] != (0, 0):
-        raise NoRule("it cuts the map")
-    around = tuple(pairs[axis] for axis in x.space)
+    pairs = [tuple(pad[number : number + 2]) for number in range(0, len(pad), 2)]
+    pairs = [(0, 0)] * (n_dims - len(pairs)) + pairs[::-1]
+    if mode != "constant" or min(pad, default=0) < 0:
+        raise NoRule("it does not pad with a constant")
+    if any(pair != (0, 0) for axis, pair in enumerate(pairs) if axis not in x.space):
+        raise NoRule("it pads other dimensions than space")
+    around = [pairs[axis] for axis in x.space]
     sizes = [span.size + sum(pair) for span, pair in zip(x.spans, around, strict=True)]
     if not x.is_whole:
-        base = state.base(func, x.base, pad, mode, value)
-        before = [pair[0] for pair in around]
-        spans = tuple(map(Span.moved, x.spans, before, sizes))
-        pairs |= dict.fromkeys(x.space, (0, 0))
-        channels = [amount for axis in reversed(range(n_dims)) for amount in pairs[axis]]
-        values = F.pad(x.values, channels, mode, value) if any(channels) else x.values
-        return Boxed(values, spans, base, x.space)
+        base = state.base(F.pad, x.base, pad, mode, value)
+        spans = tuple(map(Span.moved, x.spans, [pair[0] for pair in around], sizes))
+        return Boxed(x.values, spans, base, x.space)
     spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
-    if not x.images or pairs[1] != (0, 0) or value:
-        return Boxed(func(x.values, pad, mode, value), spans, None, x.space)
-    postponed = PostponedPadding(
-        origin=state.origin(),
-        shape=(*x.shape[:2], *sizes),
-        dtype=x.dtype,
-        device=x.device,
-        maps=x.values,
-        amounts=around,
-    )
-    return Boxed(postponed, spans, None, x.space)
+    is_last = x.space == tuple(range(n_dims - len(x.space), n_dims))
+    if is_last and not value and all(before == after for before, after in around):
+        # A convolution adds the zeros by itself.
+        return Boxed(x.values, spans, None, x.space, zeros=tuple(pair[0] for pair in around))
+    return Boxed(F.pad(x.values, pad, mode, value), spans, None, x.space, state.reads())
