@@ -60,6 +60,8 @@ class Context:
     #: Its answer: ``{value}`` is the evidence, ``{change}`` what the prediction loses without the
     #: region, ``{seen}`` and ``{changed}`` are predictions before and after.
     answer = "{value}"
+    #: How a sentence about the effect of one region begins.
+    effect = "It"
     #: The caption of a picture of what the model was shown.
     picture = "As it was shown"
 
@@ -82,6 +84,7 @@ class Full(Context):
     each = "without each region"
     question = "without it"
     answer = "without it: {seen} -> {changed} ({change})"
+    effect = "Seeing it"
     picture = "Expected in its place"
 
     def before(self, fills: Any, example: Tensor) -> Tensor:
@@ -114,6 +117,7 @@ class Empty(Context):
     each = "each region by itself"
     question = "by itself"
     answer = "by itself: {value} over nothing"
+    effect = "By itself, it"
     picture = "By itself"
 
     def before(self, fills: Any, example: Tensor) -> Tensor:
@@ -142,6 +146,7 @@ class Random(Empty):
     each = "each region among random others"
     question = "among others"
     answer = "among random others: {value}"
+    effect = "Among random others, it"
     picture = "Among others"
 
     def changed(
