@@ -29,11 +29,10 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.evidence.together import Coalitions, DecidingPart, Interactions, RegionGame
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
 from captum_pda.methods.tree import OwenTree, TreePDA
 from captum_pda.priors import (
     ConstantPrior,

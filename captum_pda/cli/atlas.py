@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -15,8 +14,8 @@ from urllib.parse import quote
 from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
 from captum_pda.atlas.class_regions import cut_regions, read_regions, regions_in_file
 from captum_pda.atlas.groups import make_atlas
-from captum_pda.cli.classifier import Classifier, true_class
-from captum_pda.cli.explain import conclude, explain_photos, load_explainer, run_on_ranks
+from captum_pda.cli.classifier import true_class
+from captum_pda.cli.explain import explain_photos, load_explainer
 from captum_pda.cli.explainer import Explanation, check_options, named_classes
 from captum_pda.cli.folders import Plan, make_plan, write_figure, write_result
 from captum_pda.cli.options import (
@@ -42,14 +41,6 @@ model, and writes each class's groups as a picture and as a page, with a page of
 where it was stopped; several processes share the photos under torchrun."""
 
 
-def bits(given: str) -> float:
-    """A number of at least 0."""
-    number = float(given)
-    if not 0 <= number < float("inf"):
-        raise ValueError
-    return number
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
     parser.add_argument(
@@ -62,52 +53,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name or number; may be given several times. Default: each photo's folder "
-        "names its class",
+        help="by name or number; may be given several times (default: that of each photo's folder)",
     )
     which.add_argument(
         "--regions",
         type=positive,
         default=4,
-        metavar="N",
-        help="how many regions of a photo to cut out, for the class and against it (default: "
-        "%(default)s)",
+        help="how many of a photo to cut out, for the class and against it (default: 4)",
     )
     which.add_argument(
         "--min-bits",
-        type=bits,
+        type=float,
         default=0.1,
-        metavar="BITS",
-        help="regions that say less are left out (default: %(default)s)",
+        help="regions that say less are left out (default: 0.1)",
     )
     which.add_argument(
-        "--groups", type=positive, metavar="N", help="how many groups to make (default: what fits)"
+        "--groups", type=positive, help="how many groups to make (default: what fits)"
     )
     which.add_argument(
         "--min-photos",
         type=positive,
         default=2,
-        metavar="N",
-        help="how many photos a group must come from (default: %(default)s)",
+        help="how many photos a group must come from (default: 2)",
     )
     add_method_options(parser)
     add_image_options(parser)
     add_model_options(parser)
     output = parser.add_argument_group("what to write")
-    output.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER", help="a folder for the results"
-    )
+    output.add_argument("--output", type=Path, required=True, help="a folder for the results")
     add_overwrite(output)
     fixed = {"classes": None, "contrast": None, "expected": None, "html": True, "test": False}
     parser.set_defaults(target_option="--class", **fixed)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Explain all photos and group their regions; the exit code says whether any failed."""
-    return run_on_ranks(partial(_run, options))
-
-
-def _run(options: argparse.Namespace, ranks: Ranks) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
+    """Explain all photos; the exit code says whether any failed."""
     with ranks.failing_together():
         optional_module("sklearn.cluster", '"captum_pda[atlas]"')
         check_options(options)
@@ -116,12 +96,12 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
             del place.files["picture"]
         explainer = load_explainer(options, plan)
         classes = classes_of(options, plan, explainer.classifier.labels)
-    writer = AtlasWriter(plan, explainer.classifier, options, classes)
-    summary = explain_photos(options, plan, explainer, writer, ranks)
-    if ranks.rank > 0:
-        return 0
-    write_atlases(options, plan, explainer.classifier.labels, classes)
-    return conclude(options, plan, summary)
+    writer = AtlasWriter(plan, explainer.classifier, options)
+    writer.classes = classes
+    exit_code = explain_photos(options, plan, explainer, writer, ranks)
+    if ranks.rank == 0:
+        write_atlases(options, plan, explainer.classifier.labels, classes)
+    return exit_code
 
 
 def classes_of(
@@ -144,20 +124,7 @@ def classes_of(
 class AtlasWriter(PhotoWriter):
     """Writes the page of each photo, and as its numbers the strongest regions of its classes."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        classifier: Classifier,
-        options: argparse.Namespace,
-        classes: Sequence[Sequence[int]],
-    ) -> None:
-        super().__init__(plan, classifier, options.overwrite)
-        self.classes, self.options = classes, options
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """Keep the settings of the folder, or compare them with those that it has."""
-        own = {"n_regions": self.options.regions, "min_bits": self.options.min_bits}
-        super().start({**settings, **own})
+    classes: Sequence[Sequence[int]]  # of each photo
 
     def numbers(
         self, number: int, explanation: Explanation, record: Record, settings: dict[str, Any]

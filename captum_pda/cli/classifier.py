@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from captum_pda.cli.detectors import Detector, returns_boxes
 from captum_pda.cli.photos import Array
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
@@ -30,23 +29,21 @@ MAX_ASPECT = 4
 MAX_LISTED = 5
 #: Precedes a number that is not to be taken for a name.
 INDEX = "index:"
+#: How many scores tell one image, or one model, from another.
+COMPARED_SCORES = 20
+#: Boxes with a lower score are not explained unless their class is named.
+LEAST_SCORE = 0.5
 BLANK = Image.new("RGB", (256, 256))
 
 
 class Preprocessing:
     """From an image to a model's input.
 
-    Args:
-        transform: the model's own. It gets a Pillow image of 8 bits, RGB or for a model of one
-            channel L. With ``takes_values`` it also gets images of other values, unchanged, as a
-            Pillow image of mode F or a volume as an array; and the affine, if it has an argument
-            of that name. It returns a tensor (C, *space), or one with its affine.
-        takes_values: whether the transform was written for this model's images. Those of
-            libraries are made for photos of 8 bits.
-        channels: of the model's input.
-
-    ``mean`` and ``std`` are those of the transform's last step that has both; they undo it for
-    display.
+    A transform gets a Pillow image of 8 bits, RGB or for a model of one channel L. With
+    ``takes_values``, if it was written for this model's images, it also gets images of other
+    values, unchanged, as a Pillow image of mode F or a volume as an array; and the affine, if it
+    has an argument of that name. It returns a tensor (C, *space), or one with its affine.
+    ``mean`` and ``std`` are those of its last step that has both, and undo it for display.
     """
 
     def __init__(
@@ -123,24 +120,14 @@ def _trim(photo: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model by name; ``loaded`` makes it ready to explain.
-
-    Args:
-        name: what it was chosen by.
-        preprocessing: from a photo to its input.
-        load: returns the model.
-        weights: where its weights come from.
-        labels: the names of its classes; empty where only the model knows how many there are.
-        output: a key of ``OUTPUT_KINDS``; empty where it is not known.
-        model: in evaluation mode, on its device, once it is loaded.
-    """
+    """A model by name; ``loaded`` makes it ready to explain."""
 
     name: str
     preprocessing: Preprocessing
     load: Callable[[], nn.Module]
-    weights: str
-    labels: tuple[str, ...] = ()
-    output: str = ""
+    weights: str  # where they come from
+    labels: tuple[str, ...] = ()  # empty where only the model knows how many there are
+    output: str = ""  # a key of OUTPUT_KINDS, where it is known
     model: nn.Module = nn.Identity()  # noqa: RUF009 - stands for a model that is not loaded yet
 
     def loaded(
@@ -279,3 +266,85 @@ def true_class(photo: Path, labels: Sequence[str]) -> int | None:
         for name in (photo.absolute().parent.name, *labels)
     )
     return names.index(folder) if names.count(folder) == 1 else None
+
+
+# Detectors answer with boxes, whose number changes with the image. A box is explained by its
+# match: the largest product of overlap and score among the boxes of its class that are found in a
+# changed copy (as in docs/recipes/detector.md). All boxes are explained by the same passes.
+
+
+class Detector(nn.Module):
+    """A model that returns boxes, as those of torchvision, as a model of its highest scores."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """From images (N, C, H, W) to the highest scores of each, (N, COMPARED_SCORES)."""
+        padding = images.new_zeros(COMPARED_SCORES)
+        scores = [torch.cat([one["scores"], padding]) for one in self.model(images)]
+        return torch.stack([one.sort(descending=True).values[:COMPARED_SCORES] for one in scores])
+
+    def boxes(
+        self, image: Tensor, labels: Sequence[str], wanted: Sequence[int] | None, n: int
+    ) -> tuple[BoxMatch, tuple[str, ...]]:
+        """The ``n`` boxes of an image (1, C, H, W) with the highest scores, and their names; of
+        the classes ``wanted``, or of all that are found with some certainty."""
+        with torch.no_grad():
+            (found,) = self.model(image)
+        scores, kinds = found["scores"], found["labels"]
+        is_sure = scores >= LEAST_SCORE
+        chosen = is_sure if wanted is None else torch.isin(kinds, kinds.new_tensor(wanted))
+        order = [place for place in scores.argsort(descending=True).tolist() if chosen[place]][:n]
+        if not order:
+            raise CommandError(
+                f"no box was found with a score of {LEAST_SCORE:.0%}; name a class with --target"
+                if wanted is None
+                else "no box of the --target was found"
+            )
+        names: list[str] = []
+        for kind in kinds[order].tolist():
+            name, count = labels[kind], kinds[order][: len(names)].eq(kind).sum()
+            names.append(f"{name} {count + 1}" if count else name)
+        return BoxMatch(self.model, found["boxes"][order], kinds[order]), tuple(names)
+
+
+class BoxMatch(nn.Module):
+    """How well each of some boxes is found: overlap times score of its best match, (N, boxes)."""
+
+    def __init__(self, model: nn.Module, boxes: Tensor, kinds: Tensor) -> None:
+        super().__init__()
+        self.model, self.boxes, self.kinds = model, boxes, kinds
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The matches in each image of (N, C, H, W)."""
+        box_iou = optional_module("torchvision.ops").box_iou
+        matches = []
+        for found in self.model(images):
+            overlap = box_iou(self.boxes, found["boxes"]) * found["scores"]
+            overlap = overlap * (self.kinds[:, None] == found["labels"])
+            nothing = overlap.new_zeros(len(self.boxes), 1)
+            matches.append(torch.cat([overlap, nothing], dim=1).amax(dim=1))
+        return torch.stack(matches)
+
+
+def returns_boxes(outputs: object) -> bool:
+    """Whether a model's outputs are those of a detector."""
+    return isinstance(outputs, list) and all(
+        isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys() for one in outputs
+    )
+
+
+def detector_transform(name: str) -> Callable[[Any], Tensor]:
+    """Photos as (3, H, W) from 0 to 1, no larger than torchvision's detector scales them itself."""
+    functional = optional_module("torchvision.transforms.v2.functional")
+    shortest, longest = (320, 640) if "320" in name or "300" in name else (800, 1333)
+
+    def transform(photo: Any) -> Tensor:
+        scale = min(shortest / min(photo.size), longest / max(photo.size), 1.0)
+        size = tuple(max(1, round(scale * side)) for side in photo.size)
+        image: Tensor = functional.pil_to_tensor(photo.resize(size)).float() / 255
+        return image
+
+    return transform

@@ -21,6 +21,7 @@ from captum_pda.cli.models import load_classifier
 from captum_pda.cli.options import add_overwrite
 from captum_pda.cli.results import explanation_lines, predictions_in_words, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
+from captum_pda.distributed import Ranks
 from captum_pda.visualization.drawing import (
     draw_map,
     draw_picture,
@@ -50,7 +51,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path("demo.png"),
-        metavar="FILE",
         help="where to write the picture (default: %(default)s)",
     )
     parser.add_argument(
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_overwrite(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Explain the photos as ``captum-pda explain`` does, and draw them."""
     if options.output.suffix.lower() not in PICTURES:
         raise UsageError(f"--output {options.output} must end in .png or .jpg")

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from captum_pda.cli.options import (
 from captum_pda.cli.photos import Photo, intensity_option, read_photo, roi_image
 from captum_pda.cli.results import PhotoWriter
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
-from captum_pda.datasets.explain_dataset import DatasetSummary, explain_examples
+from captum_pda.datasets.explain_dataset import explain_examples
 from captum_pda.datasets.result_folder import Example
 from captum_pda.distributed import OtherRankError, Ranks
 from captum_pda.files import counted
@@ -64,8 +63,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="IMAGE",
-        help="photos of any kind; or a folder, of which all photos are explained that are not done "
-        "yet, also by several processes under torchrun",
+        help="photos; or folders, of which all photos are explained that are not done yet, also by "
+        "several processes under torchrun",
     )
     asked = parser.add_argument_group("what to explain")
     which = asked.add_mutually_exclusive_group()
@@ -74,26 +73,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CLASS",
-        help="a class by name, part of a name, or number (index:3 where names are numbers too); "
-        "may be given several times. Default: the top class",
+        help="a class by name, part of a name, or number; may be given several times (default: the "
+        "top class)",
     )
     which.add_argument(
         "--classes",
         type=positive,
-        metavar="N",
-        help="the N classes with the highest probability, from one set of forward passes",
+        help="as many of the most probable classes, from one set of forward passes",
     )
     asked.add_argument(
-        "--contrast",
-        nargs=2,
-        metavar="CLASS",
-        help="what speaks for one class rather than another?",
+        "--contrast", nargs=2, metavar="CLASS", help="why the first rather than the second?"
     )
     asked.add_argument(
         "--expected",
         metavar="CLASS",
-        help="the class that you expected: also tells which few regions must go for the model to "
-        "say it, and which are enough for the answer that it gave; up to 200 passes more",
+        help="also tell which few regions must go for the model to say this class, and which are "
+        "enough for the answer that it gave; up to 200 passes more",
     )
     add_method_options(parser)
     add_image_options(parser)
@@ -103,7 +98,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         default=Path(),
-        metavar="PATH",
         help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
         "here, as cat.jpg_evidence.png for cat.jpg",
     )
@@ -111,31 +105,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--raw",
         choices=RAW_FORMATS,
         default="npz",
-        help="the format of the maps for programs, next to the picture; nifti: of a scan, with its "
-        "affine, beside npz (default: %(default)s)",
+        help="the format of the maps for programs; nifti: of a scan, beside npz (default: npz)",
     )
     output.add_argument(
         "--html",
         action="store_true",
-        help="also write a page of each photo or volume that answers to pointer and keys (no "
-        "server, no network), and an index.html of a folder",
+        help="also write an interactive page of each photo or volume, and an index of a folder",
     )
     output.add_argument(
         "--no-test",
         dest="test",
         action="store_false",
-        help="leave out the test of each map on its own photo, which takes about 40 passes",
+        help="leave out the test of each map on its own photo (about 40 passes)",
     )
     add_overwrite(output)
     parser.set_defaults(target_option="--target")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Explain all photos; the exit code says whether any failed."""
-    return run_on_ranks(partial(_run, options))
-
-
-def _run(options: argparse.Namespace, ranks: Ranks) -> int:
     with ranks.failing_together():
         check_options(options)
         is_folder = is_launched() or any(path.is_dir() for path in options.images)
@@ -144,17 +132,12 @@ def _run(options: argparse.Namespace, ranks: Ranks) -> int:
         plan = make_plan(options.images, options.output, options.raw, options.html, is_folder)
         if not any(place.photo.exists() for place in plan.places):
             raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
-        explainer = load_explainer(options, plan, not options.quiet and not is_folder)
-    classifier = explainer.classifier
-    notes = {"weights": classifier.weights, "prior_file": str(options.prior or "") or None}
-    writer = PhotoWriter(plan, classifier, options.overwrite, notes, explainer.show_progress)
-    summary = explain_photos(options, plan, explainer, writer, ranks)
-    return conclude(options, plan, summary) if ranks.rank == 0 else 0
+        explainer = load_explainer(options, plan)
+    writer = PhotoWriter(plan, explainer.classifier, options)
+    return explain_photos(options, plan, explainer, writer, ranks)
 
 
-def load_explainer(
-    options: argparse.Namespace, plan: Plan, show_progress: bool = False
-) -> PhotoExplainer:
+def load_explainer(options: argparse.Namespace, plan: Plan) -> PhotoExplainer:
     """Check everything that can be checked before a model is loaded; then load it."""
     extra = [path for path in (options.weights, options.labels, options.prior) if path]
     inputs = [*(place.photo for place in plan.places), *extra]
@@ -177,7 +160,7 @@ def load_explainer(
         named_classes(options, choice.labels)  # refuses unknown names
     classifier = choice.loaded(device, options.output_kind, image)
     named_classes(options, classifier.labels)
-    return PhotoExplainer(classifier, options, prior, show_progress)
+    return PhotoExplainer(classifier, options, prior, not options.quiet and plan.folder is None)
 
 
 def explain_photos(
@@ -186,8 +169,9 @@ def explain_photos(
     explainer: PhotoExplainer,
     writer: PhotoWriter,
     ranks: Ranks,
-) -> DatasetSummary:
-    """Explain what is not done yet, by all processes, each with the same engine."""
+) -> int:
+    """Explain what is not done yet, by all processes, each with the same engine; tell what became
+    of the photos, on the screen and in a folder's summary. Returns the exit code."""
     photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
     with ranks.failing_together():
         engine = options.engine
@@ -195,7 +179,30 @@ def explain_photos(
             engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
     explainer.engine = ranks.gather(engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
-    return explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
+    summary = explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
+    if ranks.rank > 0:
+        return 0
+    failed = {str(plan.places[number].photo): why for number, why in summary.failed.items()}
+    total, hint = len(plan.places), "the others are written"
+    if plan.folder is not None:
+        write_summary(plan, plan.folder, summary, failed, options.overwrite)
+        hint = f"{plan.folder / SUMMARY_FILE} lists them, and the same command tries them again"
+        if not options.quiet:
+            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
+            print(
+                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
+                f"before, {len(failed)} failed.\nWritten: {plan.folder}"
+            )
+    errors = [
+        # Some reasons name the photo themselves.
+        reason if path in reason or total == 1 else f"{path}: {reason}"
+        for path, reason in failed.items()
+    ][:SHOWN_FAILURES]
+    if failed and total > 1:
+        errors.append(f"{len(failed)} of {total} photos could not be explained; {hint}")
+    for line in errors:
+        print(f"captum-pda: error: {one_line(line)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 class PhotoSet:
@@ -243,31 +250,6 @@ class PhotoSet:
             except Exception as error:  # it is reported when it is its turn
                 errors.append(error)
         raise errors[0]
-
-
-def conclude(options: argparse.Namespace, plan: Plan, summary: DatasetSummary) -> int:
-    """Tell what became of the photos, on the screen and in a folder's summary; the exit code."""
-    failed = {str(plan.places[number].photo): why for number, why in summary.failed.items()}
-    total, hint = len(plan.places), "the others are written"
-    if plan.folder is not None:
-        write_summary(plan, plan.folder, summary, failed, options.overwrite)
-        hint = f"{plan.folder / SUMMARY_FILE} lists them, and the same command tries them again"
-        if not options.quiet:
-            before = f"{summary.done_before} {'was' if summary.done_before == 1 else 'were'}"
-            print(
-                f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
-                f"before, {len(failed)} failed.\nWritten: {plan.folder}"
-            )
-    errors = [
-        # Some reasons name the photo themselves.
-        reason if path in reason or total == 1 else f"{path}: {reason}"
-        for path, reason in failed.items()
-    ][:SHOWN_FAILURES]
-    if failed and total > 1:
-        errors.append(f"{len(failed)} of {total} photos could not be explained; {hint}")
-    for line in errors:
-        print(f"captum-pda: error: {one_line(line)}", file=sys.stderr)
-    return 1 if failed else 0
 
 
 # The processes that torchrun starts

@@ -14,8 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from captum_pda.cli.classifier import Classifier, find_class
-from captum_pda.cli.detectors import Detector
+from captum_pda.cli.classifier import Classifier, Detector, find_class
 from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import read_settings
 from captum_pda.engines import ENGINES
@@ -24,11 +23,10 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
 from captum_pda.fingerprints import fingerprint
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
@@ -54,59 +52,41 @@ ROI_SUPERPIXELS = (12, 25, 60)
 EXPLAINED_BOXES = 3
 #: How many of the strongest regions are listed, for a class and against it.
 LISTED_REGIONS = 3
+#: Options that results do not depend on, or that their settings tell in another way.
+NO_SETTINGS = {"images", "output", "overwrite", "raw", "html", "quiet", "debug", "run", "device"}
+NO_SETTINGS |= {"weights", "labels", "prior", "output_kind", "target", "target_option"}
+NO_SETTINGS |= {"groups", "min_photos"}  # which come after the results
 #: Engines are compared on as many windows along each side of an input of 1, 2 or 3 dimensions.
 TRIED_WINDOWS = {1: 64, 2: 9, 3: 5}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The map of one class, or of one class rather than another, (H, W).
+    """The map of one class, or of one class rather than another."""
 
-    Args:
-        name: of the class, or of both.
-        classes: their numbers.
-        bits: the map.
-        speak_for, speak_against: the regions that say most.
-        test: what the model says without the strongest pixels, and of them alone, if it was asked.
-        total: all evidence, if the model was asked with nothing seen.
-        box: of a detector, (left, top, right, bottom).
-    """
-
-    name: str
+    name: str  # of the class, or of both
     classes: tuple[int, ...]
-    bits: Tensor
+    bits: Tensor  # (H, W)
     speak_for: list[StrongRegion]
     speak_against: list[StrongRegion]
     test: SelfTest | None = None
-    total: float | None = None
-    box: tuple[float, ...] | None = None
+    total: float | None = None  # all evidence, if the model was asked with nothing seen
+    box: tuple[float, ...] | None = None  # of a detector: left, top, right, bottom
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """All answers about one photo.
+    """All answers about one photo."""
 
-    Args:
-        image: the model's input, (1, C, H, W).
-        predictions: the probability of every class, or the raw output.
-        answers: a map for each class that was asked about.
-        method: which method and sizes, in a few words.
-        measure: what the maps are measured in.
-        labels: the names of classes, or of a detector's boxes.
-        evidence: the evidence of every window for every class; None for "gradient".
-        decided: which regions decide between the answer and the class that was expected.
-        roi: the region of interest (H, W), if only that was asked.
-    """
-
-    image: Tensor
-    predictions: Tensor
+    image: Tensor  # the model's input, (1, C, *space)
+    predictions: Tensor  # the probability of every class, or the raw output
     answers: list[Answer]
-    method: str
+    method: str  # with its sizes, in a few words
     measure: Measure
-    labels: Sequence[str]
-    evidence: WindowEvidence | None = None
-    decided: tuple[str, ...] = ()
-    roi: Tensor | None = None
+    labels: Sequence[str]  # of classes, or of a detector's boxes
+    evidence: WindowEvidence | None = None  # none of "gradient"
+    decided: tuple[str, ...] = ()  # which regions decide between the answer and the expected class
+    roi: Tensor | None = None  # the region of interest (*space), if only that was asked
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -152,14 +132,7 @@ def named_classes(
 
 
 class PhotoExplainer:
-    """Answers what the options ask about photos; called as Captum's attributions are.
-
-    Args:
-        classifier: the model, with the names of its classes.
-        options: those of the command, checked.
-        prior: what to expect in a region; None is the default prior.
-        show_progress: whether each photo has a progress bar of its own.
-    """
+    """Answers what the checked options ask about photos; called as Captum's attributions are."""
 
     def __init__(
         self,
@@ -185,21 +158,14 @@ class PhotoExplainer:
     def settings(self) -> dict[str, Any]:
         """What the answers depend on beside the weights, as plain values."""
         options, method = self.options, self.options.method
-        names = ("method", "test", "roi", "intensity", "frame", "classes", "contrast", "expected")
+        asked = {name: value for name, value in vars(options).items() if name not in NO_SETTINGS}
         return {
-            "model": self.classifier.name,
             "labels_sha256": fingerprint(self.classifier.labels),
             **self._method().settings(),
-            **{name: getattr(options, name) for name in names},
-            "targets": options.target,
-            "sizes": options.scales or "default",
-            "superpixels": options.superpixels or "default",
-            "effort": options.effort if method == "pda" else None,
-            "stride": options.stride or "default",
-            "context": options.context or "default",
-            "samples": options.samples if method == "sampled" else None,
-            "seed": options.seed if method == "sampled" else None,
-            "regions": LISTED_REGIONS,
+            **asked,
+            "model": self.classifier.name,
+            "targets": options.target,  # "target" is that of a data set
+            "listed_regions": LISTED_REGIONS,
             "engine": self.engine if method in WITH_ENGINE else None,
         }
 

@@ -15,6 +15,7 @@ from captum_pda.cli.models import choose_model
 from captum_pda.cli.options import add_image_options, add_model_name, add_overwrite, positive
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.distributed import Ranks
 from captum_pda.files import counted
 from captum_pda.priors import GaussianFieldPrior, GaussianPatchPrior, PatchPrior
 from captum_pda.priors.patches import CHANNELS, COVARIANCES
@@ -28,19 +29,17 @@ FILE` and GaussianFieldPrior.load(FILE)."""
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of this command."""
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the photos are")
+    parser.add_argument("folder", type=Path, help="where the photos are")
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("prior.safetensors"),
-        metavar="FILE",
         help="where to save the prior (default: %(default)s)",
     )
     add_overwrite(parser)
     parser.add_argument(
         "--patch-size",
         type=positive,
-        metavar="PIXELS",
         help="fit the papers' Gaussian patch prior instead, with patches of this side; larger than "
         "any window it is to serve",
     )
@@ -58,13 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of patches: whether colours go together (default: %(default)s)",
     )
     parser.add_argument(
-        "--limit", type=positive, metavar="N", help="use the first N photos only (in order of name)"
+        "--limit", type=positive, help="use the first N photos only (in order of name)"
     )
     add_image_options(parser)
     add_model_name(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Fit photo by photo; those that cannot be read are named and left out."""
     output = options.output
     # A place that cannot be written is refused before the work, not after it.

@@ -49,27 +49,17 @@ DPI, QUALITY = 110, 92
 
 
 class Place(NamedTuple):
-    """Where the results of a photo go.
-
-    Args:
-        photo: the photo.
-        files: by kind: "picture", "volume" (NIfTI), "numbers" (for programs) and "page".
-    """
+    """Where the results of a photo go."""
 
     photo: Path
-    files: dict[str, Path]
+    files: dict[str, Path]  # some of "picture", "volume" (NIfTI), "numbers" (for programs), "page"
 
 
 class Plan(NamedTuple):
-    """What is to be explained, and where the results go.
-
-    Args:
-        places: one for each photo.
-        folder: the folder of a job that can be stopped and goes on; None for single photos.
-    """
+    """What is to be explained, and where the results go."""
 
     places: Sequence[Place]
-    folder: Path | None
+    folder: Path | None  # of a job that can be stopped and goes on; None for single photos
 
     def files(self) -> list[Path]:
         """All files that may be written."""
@@ -85,15 +75,8 @@ class Plan(NamedTuple):
 
 
 def make_plan(images: Sequence[Path], output: Path, raw: str, html: bool, is_folder: bool) -> Plan:
-    """The place of each photo: its picture has its name, in a folder or its subfolder.
-
-    Args:
-        images: photos, and for ``is_folder`` folders of them.
-        output: a folder, or for one photo the name of its picture.
-        raw: the format of the numbers, one of ``RAW_FORMATS``.
-        html: whether there are pages.
-        is_folder: whether results are kept as those of a job that can be stopped and goes on.
-    """
+    """The place of each photo: its picture has its name, in the folder ``output`` or its own
+    subfolder of it; that of a single photo may have a name of its own."""
     if is_folder and output == Path():
         raise UsageError("where should the results go? Add --output and the name of a folder")
     if is_folder and raw == "none":
@@ -161,13 +144,8 @@ def _ignores_case(folder: Path) -> bool:
 
 
 def check_free(files: Iterable[Path], inputs: Iterable[Path], overwrite: bool) -> None:
-    """Refuse to write over what is read, and over what this command did not write.
-
-    Args:
-        files: what will be written.
-        inputs: files that are read, which are never written over.
-        overwrite: whether other files may be replaced.
-    """
+    """Refuse to write over what is read, and without ``overwrite`` over what this command did not
+    write."""
     # A file has one identity under all of its names, such as links or another case.
     read = {_identity(one) for one in inputs if one.exists()}
     files = list(files)

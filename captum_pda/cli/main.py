@@ -8,18 +8,16 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
+from captum_pda.cli.explain import run_on_ranks
 from captum_pda.cli.usage_errors import CommandError, one_line
 
-COMMANDS: dict[str, Any] = {
-    "demo": demo,
-    "explain": explain,
-    "atlas": atlas,
-    "fit-prior": fit_prior,
-}
+COMMANDS: dict[str, Any]
+COMMANDS = {"demo": demo, "explain": explain, "atlas": atlas, "fit-prior": fit_prior}
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -31,9 +29,7 @@ EXAMPLES = """\
 examples:
   captum-pda demo                                   two photos, and one picture of their evidence
   captum-pda explain cat.jpg                        why the top class?
-  captum-pda explain cat.jpg --target tabby         and why (not) "tabby"?
   captum-pda explain *.jpg --classes 3 --output out the top three classes of many photos
-  captum-pda explain photos/ --output out           a folder; what is done is skipped
   torchrun --nproc-per-node=4 --no-python captum-pda explain photos/ --output out
   captum-pda explain cat.jpg --contrast tabby lynx  why "tabby" rather than "lynx"?
   captum-pda explain cat.jpg --model resnet50       any classifier of torchvision
@@ -84,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
             return int(ended.code or 0)
         try:
-            return int(options.run(options))
+            return run_on_ranks(partial(options.run, options))
         except KeyboardInterrupt:
             print("\ncaptum-pda: stopped", file=sys.stderr)
             return 130

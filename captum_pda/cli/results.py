@@ -7,12 +7,13 @@ were made. So a folder's run that was stopped goes on where it was, and nothing 
 
 from __future__ import annotations
 
+import argparse
 import io
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -53,26 +54,11 @@ COLUMNS = ("left", "middle", "right")
 
 
 class PhotoWriter:
-    """Writes the picture, the numbers and the page of each photo.
+    """Writes the picture, the numbers and the page of each photo, and tells of single ones."""
 
-    Args:
-        plan: where they go.
-        classifier: what explained them.
-        overwrite: whether to replace files that this command did not write.
-        notes: further facts to store with the numbers.
-        tells: whether to print what was found about each photo.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        classifier: Classifier,
-        overwrite: bool = False,
-        notes: Mapping[str, Any] | None = None,
-        tells: bool = False,
-    ) -> None:
-        self.plan, self.classifier, self.overwrite = plan, classifier, overwrite
-        self.notes, self.tells = dict(notes or {}), tells
+    def __init__(self, plan: Plan, classifier: Classifier, options: argparse.Namespace) -> None:
+        self.plan, self.classifier, self.options = plan, classifier, options
+        self.overwrite: bool = options.overwrite
         self.settings: dict[str, Any] = {}
 
     def start(self, settings: dict[str, Any]) -> None:
@@ -97,8 +83,8 @@ class PhotoWriter:
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
         """Write what was found about a photo, the numbers last."""
         photo, files = self.plan.places[number]
-        settings = {**self.settings, **self.notes, **record.settings}
-        settings["summary"] = summary_row(explanation)
+        settings = {**self.settings, **record.settings, "weights": self.classifier.weights}
+        settings |= {"prior_file": str(self.options.prior), "summary": summary_row(explanation)}
         if "picture" in files:
             figure = draw_picture(explanation, self.classifier)
             write_figure(files["picture"], figure, self.overwrite)
@@ -107,15 +93,14 @@ class PhotoWriter:
             content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
             write_result(files["volume"], content, self.overwrite)
         if "page" in files and explanation.evidence is not None:
-            title, folder = photo.name, self.plan.folder
-            if folder is not None:
-                title = (files["page"].relative_to(folder).parent / photo.name).as_posix()
-            page = self.page(photo, title, explanation, explanation.evidence, settings)
+            above = self.plan.folder or files["page"].parent
+            title = (files["page"].relative_to(above).parent / photo.name).as_posix()
+            page = self.page(photo, title, explanation, settings)
             write_result(files["page"], page, self.overwrite)
         if "numbers" in files:
             content = self.numbers(number, explanation, record, settings)
             write_result(files["numbers"], content, self.overwrite)
-        if self.tells:
+        if self.plan.folder is None and not self.options.quiet:
             print(f"{photo}: {top_classes(explanation)}")
             print("\n".join(explanation_lines(explanation)))
             print(f"Written: {', '.join(map(str, files.values()))}")
@@ -128,14 +113,10 @@ class PhotoWriter:
         return numbers_in_file(ending, explanation, record.outputs, settings)
 
     def page(
-        self,
-        photo: Path,
-        title: str,
-        explanation: Explanation,
-        evidence: WindowEvidence,
-        settings: Mapping[str, Any],
+        self, photo: Path, title: str, explanation: Explanation, settings: Mapping[str, Any]
     ) -> bytes:
         """The report of an explained photo."""
+        evidence = cast(WindowEvidence, explanation.evidence)
         answers, labels = [answer.classes for answer in explanation.answers], explanation.labels
         is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
         pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None

@@ -16,10 +16,8 @@ from torch import Tensor
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
 from captum_pda.diagnostics.approximation import settings_of, target_or_predicted
-from captum_pda.methods.base import PerturbationPDA
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.gradient import GradientPDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, SampledPDA
 from captum_pda.model.inputs import check_count
 from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents

@@ -14,9 +14,7 @@ from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.device_sync import in_double
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import PerturbationPDA
-from captum_pda.methods.efficient import EfficientPDA
-from captum_pda.methods.sampled import SampledPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, SampledPDA
 from captum_pda.model.inputs import check_choice, check_count, check_images
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid

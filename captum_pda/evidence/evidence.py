@@ -22,8 +22,7 @@ from captum_pda.evidence.together import (
     WhichRegions,
     ask_interactions,
     coalitions_of,
-    necessary_part,
-    sufficient_parts,
+    deciding_parts,
 )
 from captum_pda.evidence.words import description
 from captum_pda.files import counted
@@ -354,10 +353,6 @@ class WindowEvidence:
             name: what the output is called.
             options: as for ``captum_pda.visualization.visualize_explanation``, such as ``mean`` and
                 ``std`` to undo a normalisation, ``example``, ``rather_than`` and ``test``.
-
-        Example::
-
-            >>> PDA(model).evidence(image).show(mean=0.5, std=0.5)
         """
         from captum_pda.visualization import visualize_explanation
 
@@ -469,11 +464,6 @@ class WindowEvidence:
         Args:
             target: the output to ask about.
             example: which one, where the evidence is of several.
-
-        Example::
-
-            >>> print(evidence.self_test(husky))
-            without the strongest 15%: 95% -> 3.1%; with only these: 91%
         """
         return self_test(self, target, example)
 
@@ -488,11 +478,6 @@ class WindowEvidence:
                 some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
                 regions of another size.
             example: which one, where the evidence is of several.
-
-        Example::
-
-            >>> coalitions = evidence.coalitions(husky, regions=3)
-            >>> coalitions.ask([[True, False, False], [True, True, False]])     # True is hidden
         """
         return coalitions_of(self, target, regions, example)
 
@@ -512,11 +497,6 @@ class WindowEvidence:
         Args:
             target, regions, example: as in ``coalitions``.
             show_progress: whether a bar says how many passes there are, and how long they take.
-
-        Example::
-
-            >>> print(evidence.interactions(husky))
-            0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
         """
         return ask_interactions(self, target, regions, example, show_progress)
 
@@ -550,9 +530,8 @@ class WindowEvidence:
         Returns:
             The parts; none if even all regions of the order do not keep the answer.
         """
-        return sufficient_parts(
-            self, target, n, at_least, regions, example, max_passes, show_progress
-        )
+        search = (regions, example, max_passes, show_progress)
+        return deciding_parts(self, target, None, at_least, True, n, *search)
 
     def necessary(
         self,
@@ -578,9 +557,8 @@ class WindowEvidence:
         Returns:
             The part; None if the answer did not change.
         """
-        return necessary_part(
-            self, target, expected, below, regions, example, max_passes, show_progress
-        )
+        search = (regions, example, max_passes, show_progress)
+        return next(iter(deciding_parts(self, target, expected, below, False, 1, *search)), None)
 
     def as_game(
         self,
@@ -597,11 +575,6 @@ class WindowEvidence:
             context: "full" (absent players are filled given all else) or "empty" (only the present
                 players are seen).
             show_progress: whether each call shows a progress bar.
-
-        Example::
-
-            >>> game = evidence.as_game(husky, regions=12)
-            >>> game([[1] * 12, [0] * 12])                # bits with all of them, and with none
         """
         game = coalitions_of(self, target, regions, example)
         return RegionGame(game, target, context, show_progress)

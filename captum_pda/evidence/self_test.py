@@ -78,10 +78,9 @@ class SelfTest:
         """The smallest share of pixels with nearly the largest effect."""
         effect = self.shown - self.hidden
         best = float(effect[1:-1].max())
-        place = (
-            int((effect[1:-1] >= NEARLY * best).nonzero()[0]) + 1 if best > 0 else len(effect) // 2
-        )
-        return float(self.shares[place])
+        if best <= 0:
+            return float(self.shares[len(effect) // 2])
+        return float(self.shares[1:-1][effect[1:-1] >= NEARLY * best][0])
 
     def at(self, share: float) -> tuple[float, float]:
         """P(c) with this share of the strongest pixels hidden, and with only them shown."""

@@ -33,8 +33,8 @@ LEAST_SHARE = 0.02
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
 #: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
-#: A region that says less than this share of what the map has inside it is not listed: regions of
-#: other sizes make the map there, and one of them is listed.
+#: A region whose every answer is less than this share of what the map has inside it is not listed:
+#: regions of other sizes make the map there, and one of them is listed.
 OWN_SHARE = 0.25
 #: A map whose standard deviation is a smaller share of its largest value is flat.
 FLAT = 1e-6
@@ -171,7 +171,7 @@ def strongest_regions(
     for regions in dict.fromkeys(part.regions for part in parts):
         asked = [place for place, part in enumerate(parts) if part.regions == regions]
         numbers, means = means_inside(regions, example, values)
-        said = np.sign(means) * np.mean([standardised[place] for place in asked], axis=0)[numbers]
+        said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)
         expected = np.abs(means_inside(regions, example, mean_map)[1])
         carried = said >= OWN_SHARE * expected
         sizes.append(_Size(regions, numbers, means, np.where(carried, said, 0), carried))
@@ -224,7 +224,7 @@ def regions_of_map(
 
 
 class _Size(NamedTuple):
-    """Regions of one size: their numbers, the mean of the map inside each, what each says itself
+    """Regions of one size: their numbers, the mean of the map inside each, its strongest answer
     with the sign of the map, and whether that is enough to list it."""
 
     regions: Regions
@@ -295,26 +295,21 @@ def means_inside(
     regions: Regions, example: int, values: Floats
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """The numbers of an example's regions, and the mean of a map (*space) inside each."""
-    numbers, means = [], []
-    on_input = _on_input(regions.space, values.shape)
-    own = values
-    weights = np.ones_like(values)
-    if on_input is not None:
-        # The sum over the pixels that each place of a feature map covers, and their number.
-        own, weights = np.zeros(regions.space), np.zeros(regions.space)
-        np.add.at(own, on_input, values)
-        np.add.at(weights, on_input, 1)
-    for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
+    groups = list(zip(regions.boxes(example), regions.members(example), strict=True))
+    if regions.space != values.shape:  # a feature map, of few regions
+        numbers = np.concatenate([members for _, members in groups])
+        inside = [pixels_of(regions, example, number, values.shape) for number in numbers]
+        known = [place for place, pixels in enumerate(inside) if pixels.any()]
+        return numbers[known], np.array([values[inside[place]].mean() for place in known])
+    means = []
+    for windows, _ in groups:
         at_once = max(1, VALUES_AT_ONCE // math.prod(windows.window))
         for start in range(0, len(windows), at_once):
             some = windows[start : start + at_once]
-            pixels = some.pixels().numpy()
-            inside = 1 if some.hidden is None else some.hidden.flatten(1).numpy()
-            total = (own.reshape(-1)[pixels] * inside).sum(axis=1)
-            count = (weights.reshape(-1)[pixels] * inside).sum(axis=1)
-            numbers.append(members[start : start + at_once][count > 0])
-            means.append(total[count > 0] / count[count > 0])
-    return np.concatenate(numbers), np.concatenate(means)
+            own = values.reshape(-1)[some.pixels().numpy()]
+            weights = None if some.hidden is None else some.hidden.flatten(1).numpy()
+            means.append(np.average(own, axis=1, weights=weights))
+    return np.concatenate([members for _, members in groups]), np.concatenate(means)
 
 
 def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
@@ -326,19 +321,10 @@ def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...
             corner, hidden = windows.corner_array[place], windows.hidden
             box = tuple(slice(a, a + b) for a, b in zip(corner, windows.window, strict=True))
             pixels[box] = True if hidden is None else hidden[place].numpy()
-    on_input = _on_input(regions.space, space)
-    return pixels if on_input is None else pixels[on_input]
-
-
-def _on_input(
-    own: tuple[int, ...], space: tuple[int, ...]
-) -> tuple[npt.NDArray[np.int64], ...] | None:
-    """The place of a feature map at each pixel of the input; None where they are the same."""
-    if own == space:
-        return None
-    return np.ix_(
-        *(np.arange(size) * width // size for size, width in zip(space, own, strict=True))
-    )
+    if regions.space == space:
+        return pixels
+    sides = zip(space, regions.space, strict=True)
+    return pixels[np.ix_(*(np.arange(size) * own // size for size, own in sides))]
 
 
 def map_values(

@@ -242,9 +242,8 @@ class Interactions:
 
         >>> interactions = evidence.interactions(husky)
         >>> print(interactions)                     # the strongest pairs, in words
+        0 and 3: +4.1 bits, each covers for the other (without both -6.2, ...)
         >>> interactions.values(wolf)               # (R, R), from the same passes
-        >>> interactions.pairs(husky)[0].meaning
-        'each covers for the other'
     """
 
     coalitions: Coalitions
@@ -535,33 +534,47 @@ def _goal_for(
     return lambda scores: (bool(scores[own] >= 0) == is_likely) == keep
 
 
-def sufficient_parts(
+def deciding_parts(
     evidence: WindowEvidence,
     target: TargetType,
+    expected: TargetType,
+    bound: float | None,
+    alone: bool,
     n: int,
-    at_least: float | None,
     regions: WhichRegions,
     example: int | None,
     max_passes: int,
     show_progress: bool,
 ) -> list[DecidingPart]:
-    """Disjoint parts that keep the answer by themselves; see ``WindowEvidence.sufficient``."""
+    """Disjoint parts that keep the answer ``alone``, or without which it is not kept; see
+    ``sufficient`` and ``necessary`` of ``WindowEvidence``."""
     check_count("n", n)
-    target = _target_or_first(evidence, target, example)
-    game = coalitions_of(evidence, target, regions, example, share=PART_SHARE)
-    goal = _goal_for(game, target, at_least, keep=True)
-    if not goal(game.seen):
+    check_count("max_passes", max_passes)
+    if expected is not None and bound is not None:
+        raise ValueError("below and expected both say what to reach; give one of them")
+    if target is None:
+        target = first_class(evidence, evidence.scores[evidence.checked_example(example)])
+    game = coalitions_of(evidence, target, regions, example, expected, PART_SHARE)
+    own = target if expected is None else expected
+    goal = _goal_for(game, own, bound, keep=alone or expected is not None)
+    if alone and not goal(game.seen):
         said = evidence.measure.in_words(float(game.predictions(game.seen, target)))
-        first = first_class(evidence, game.seen)
+        if bound is None:
+            said = f"{said}, and class {first_class(evidence, game.seen)} is first"
         raise ValueError(
             f"target={flat_target(game, target)} does not reach this with everything seen: it has "
-            + (f"{said}, and class {first} is first" if at_least is None else said)
-            + "; ask about that class, or give a lower at_least="
+            f"{said}; ask about that class, or give a lower at_least="
         )
+    if not alone and goal(game.seen):
+        raise ValueError("the answer is so with everything seen: there is nothing to hide for it")
+    n_samples = 1 if alone else game.asker.sampling.n_samples
+    title = "Sufficient parts" if alone else "Necessary part"
     parts: list[DecidingPart] = []
     left = list(range(len(game)))
-    with _progress(game, "Sufficient parts", max_passes, 1, show_progress) as bar:
-        search = _Search(game, target, goal, True, max_passes, bar)
+    with ProgressBar(max_passes * n_samples, title if show_progress else None) as bar:
+        if show_progress:
+            bar.expect(game.asker.seconds_per_pass(game.example))
+        search = _Search(game, target, goal, alone, max_passes, bar)
         try:
             while left and len(parts) < n and (found := search.smallest(left)):
                 parts.append(found)
@@ -570,49 +583,6 @@ def sufficient_parts(
             attach_result(error, parts)
             raise
     return parts
-
-
-def necessary_part(
-    evidence: WindowEvidence,
-    target: TargetType,
-    expected: TargetType,
-    below: float | None,
-    regions: WhichRegions,
-    example: int | None,
-    max_passes: int,
-    show_progress: bool,
-) -> DecidingPart | None:
-    """Few regions whose removal changes the answer; see ``WindowEvidence.necessary``."""
-    if expected is not None and below is not None:
-        raise ValueError("below and expected both say what to reach; give one of them")
-    target = _target_or_first(evidence, target, example)
-    game = coalitions_of(evidence, target, regions, example, expected, PART_SHARE)
-    goal = _goal_for(game, target if expected is None else expected, below, expected is not None)
-    if goal(game.seen):
-        raise ValueError("the answer is so with everything seen: there is nothing to hide for it")
-    n_samples = game.asker.sampling.n_samples
-    with _progress(game, "Necessary part", max_passes, n_samples, show_progress) as bar:
-        search = _Search(game, target, goal, False, max_passes, bar)
-        return search.smallest(list(range(len(game))))
-
-
-def _progress(
-    game: Coalitions, title: str, max_passes: int, n_samples: int, shown: bool
-) -> ProgressBar:
-    check_count("max_passes", max_passes)
-    bar = ProgressBar(max_passes * n_samples, title if shown else None)
-    if shown:
-        bar.expect(game.asker.seconds_per_pass(game.example))
-    return bar
-
-
-def _target_or_first(
-    evidence: WindowEvidence, target: TargetType, example: int | None
-) -> TargetType:
-    """The target, or without one the class that is first with everything seen."""
-    if target is not None:
-        return target
-    return first_class(evidence, evidence.scores[evidence.checked_example(example)])
 
 
 # Games

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from captum_pda.files import counted
 from captum_pda.model.measures import Measure, signed
-from captum_pda.regions.contexts import CONTEXTS, Context
+from captum_pda.regions.contexts import CONTEXTS
 
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
@@ -32,49 +34,43 @@ def effect_words(measure: Measure) -> dict[str, str | float]:
     ``{start}`` is the context's ``effect``, ``{name}`` and ``{other}`` are outputs, and ``{size}``
     is 2**|value| for a "ratio", 100 |value| for "points" and |value| otherwise.
     """
-    pair = "the lead of {name} over {other}"
+    kind, hardly, what, pair = "plain", 0.0, "{name}", "the lead of {name} over {other}"
+    little, more, less = (
+        "does not change {what}",
+        "raises {what} by {size}",
+        "lowers {what} by {size}",
+    )
     if measure.unit == "bits":
         quantity = "odds" if measure.name == "weight_of_evidence" else "probability"
-        return {
-            "kind": "ratio",
-            "hardly": HARDLY_BITS,
-            "what": f"the {quantity} of {{name}}",
-            "pair": "the ratio of {name} to {other}",
-            "little": "{start} hardly changes {what}.",
-            "more": "{start} makes {what} {size} times as high.",
-            "less": "{start} divides {what} by {size}.",
-        }
-    if measure.name == "probability_difference":
-        return {
-            "kind": "points",
-            "hardly": 0.0005,
-            "what": "the probability of {name}",
-            "pair": pair,
-            "little": "{start} hardly changes {what}.",
-            "more": "{start} adds {size} points to {what}.",
-            "less": "{start} takes {size} points from {what}.",
-        }
+        kind, hardly, pair = "ratio", HARDLY_BITS, "the ratio of {name} to {other}"
+        what, little = f"the {quantity} of {{name}}", "hardly changes {what}"
+        more, less = "makes {what} {size} times as high", "divides {what} by {size}"
+    elif measure.name == "probability_difference":
+        kind, hardly, what = "points", 0.0005, "the probability of {name}"
+        little = "hardly changes {what}"
+        more, less = "adds {size} points to {what}", "takes {size} points from {what}"
+    sentences = {"little": little, "more": more, "less": less}
     return {
-        "kind": "plain",
-        "hardly": 0.0,
-        "what": "{name}",
+        "kind": kind,
+        "hardly": hardly,
+        "what": what,
         "pair": pair,
-        "little": "{start} does not change {what}.",
-        "more": "{start} raises {what} by {size}.",
-        "less": "{start} lowers {what} by {size}.",
+        **{name: f"{{start}} {words}." for name, words in sentences.items()},
     }
-
-
-def _context_words(context: Context) -> dict[str, str]:
-    drawn = "One draw in its place" if context.is_sampled else context.picture
-    names = ("choice", "question", "answer", "effect", "picture")
-    return {**{name: getattr(context, name) for name in names}, "draw": drawn}
 
 
 def page_words(measure: Measure) -> dict[str, Any]:
     """All words that a page needs to tell of regions, so that it has none of its own."""
+    names = ("choice", "question", "answer", "effect", "picture")
+    contexts = {
+        name: {
+            **{word: getattr(context, word) for word in names},
+            "draw": "One draw in its place" if context.is_sampled else context.picture,
+        }
+        for name, context in CONTEXTS.items()
+    }
     return {
-        "contexts": {name: _context_words(context) for name, context in CONTEXTS.items()},
+        "contexts": contexts,
         "all": ALL_QUESTIONS,
         "uncertain": UNCERTAIN,
         "tied": TIED,
@@ -156,11 +152,7 @@ def output_name(evidence: WindowEvidence, column: int) -> str:
     shape = evidence.output_shape
     if len(shape) <= 1:
         return str(column)
-    place = []
-    for size in reversed(shape):
-        column, rest = divmod(column, size)
-        place.append(rest)
-    return str(tuple(reversed(place)))
+    return str(tuple(int(place) for place in np.unravel_index(column, shape)))
 
 
 def _joined(titles: list[str]) -> str:

@@ -23,8 +23,12 @@ from captum_pda._captum import (
 )
 from captum_pda.errors import NonFiniteOutputError
 from captum_pda.evidence.evidence import mean_map, to_attribution
-from captum_pda.methods.base import MethodSettings, PerturbationPDA, arguments_of
-from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.perturbation import (
+    EfficientPDA,
+    MethodSettings,
+    PerturbationPDA,
+    arguments_of,
+)
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import attribution_dtype

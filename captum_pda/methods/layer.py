@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from captum_pda._captum import LayerAttribution, TargetType, captum_method, method_repr
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.base import PerturbationPDA, arguments_of
-from captum_pda.methods.efficient import EfficientPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, last_feature_map, named_layer
 from captum_pda.model.measures import Measure

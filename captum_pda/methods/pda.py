@@ -10,9 +10,8 @@ from torch import nn
 from captum_pda._captum import method_repr
 from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
-from captum_pda.methods.base import PerturbationPDA, arguments_of
-from captum_pda.methods.efficient import EfficientPDA
 from captum_pda.methods.layer import layer_place, layer_setting
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure

@@ -24,7 +24,7 @@ from captum_pda.engines import Engine
 from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import to_attribution
 from captum_pda.evidence.together import meaning
-from captum_pda.methods.base import PerturbationPDA
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_choice, check_count
@@ -141,6 +141,7 @@ class OwenTree:
         )
 
 
+@arguments_of(PerturbationPDA)
 class TreePDA(PerturbationPDA):
     """Owen values on a binary tree of regions, refined where the evidence lies.
 
@@ -156,9 +157,8 @@ class TreePDA(PerturbationPDA):
     spread evenly over its pixels. A split costs two passes for each context.
 
     Args:
-        forward_func: the model, or any function of the inputs that returns one row of outputs per
-            example.
-        prior, output, measure, engine: as for EfficientPDA.
+        engine: not used here: sets of regions change too much of the input for an engine to have
+            less to do than the dense one.
         fill: what stands in for what is hidden. "nothing_seen" has the input with nothing seen
             there (a strong blur, or the prior's ``nothing_seen``); "conditional" what the prior
             expects given all that is seen, which takes longer: large hidden parts of an image of
@@ -191,6 +191,7 @@ class TreePDA(PerturbationPDA):
 
     @captum_method
     @torch.no_grad()
+    @arguments_of(EfficientPDA.attribute)
     def attribute(
         self,
         inputs: TensorOrTupleOfTensorsGeneric,
@@ -208,11 +209,10 @@ class TreePDA(PerturbationPDA):
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions. Other inputs of the
                 model are additional_forward_args.
-            target, additional_forward_args, perturbations_per_eval, show_progress: as in
-                ``EfficientPDA.attribute``.
             n_evaluations: how many passes each example takes at most. 300 find the main parts, and
                 1,000 show more detail.
-            feature_mask: the regions at the leaves of the tree, as in ``EfficientPDA.attribute``.
+            feature_mask: the regions at the leaves of the tree, as in Captum's FeatureAblation:
+                integers, (1 or N, 1 or C, *space), or of the shape of the space for all examples.
             superpixels: about how many superpixels are at the leaves, 250 by default. Images whose
                 shorter side is under 64 pixels and time series have blocks of one size instead.
             tree: the tree itself, as pairs of pairs of the numbers in feature_mask, such as
@@ -225,6 +225,7 @@ class TreePDA(PerturbationPDA):
         return cast(TensorOrTupleOfTensorsGeneric, self._grow(locals(), _attributions))
 
     @torch.no_grad()
+    @arguments_of(attribute)
     def tree(
         self,
         inputs: Tensor,
@@ -237,10 +238,7 @@ class TreePDA(PerturbationPDA):
         superpixels: int | None = None,
         tree: NestedTree | None = None,
     ) -> OwenTree:
-        """The tree of one example, with the value of each node and the interaction of each split.
-
-        Arguments as in ``attribute``.
-        """
+        """The tree of one example: the value of each node, and the interaction of each split."""
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
         found: OwenTree = self._grow(locals(), lambda call, trees: trees[0])
@@ -252,9 +250,7 @@ class TreePDA(PerturbationPDA):
         """The result of the trees of all examples, from the ``locals()`` of a public method; what
         stops the run carries that of the trees by then, finished or not."""
         n_evaluations = check_count("n_evaluations", given["n_evaluations"])
-        rows, mask, nested = (
-            given[name] for name in ("perturbations_per_eval", "feature_mask", "tree")
-        )
+        rows, mask, nested = given["perturbations_per_eval"], given["feature_mask"], given["tree"]
         if nested is not None and mask is None:
             raise ValueError("tree is made of the numbers of feature_mask; give that too")
         if rows is not None:
@@ -270,12 +266,11 @@ class TreePDA(PerturbationPDA):
         with evaluation_mode(self.forward_func):
             outputs = call.unperturbed()
         explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
-        place, seen = self._place(call), explained.scores(outputs)
-        asker = Asker(call, place, explained, seen, Sampling(), rows)
+        seen = explained.scores(outputs)
+        asker = Asker(self._place(call), explained, seen, Sampling(), rows)
         quantity = self._measured(explained).quantity(None)
-        n_passes, title = n_evaluations * len(images), None
-        if given["show_progress"]:
-            title = self.get_name()
+        n_passes = n_evaluations * len(images)
+        title = self.get_name() if given["show_progress"] else None
         trees: list[OwenTree] = []
         try:
             with ProgressBar(n_passes, title, warns=True) as bar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -50,9 +49,6 @@ class ModelCall:
         additional_forward_args: further arguments. Tensors with N rows go with their example, if
             that is how the model takes them; anything else is handed on as it is.
         is_tuple: whether the inputs came as a tuple, and so do attributions.
-
-    Attributes:
-        seconds_per_pass: how long an example took in the first passes.
     """
 
     def __init__(
@@ -77,7 +73,6 @@ class ModelCall:
         #: vary is a symbol.)
         self._batch_size = int(sizes[0]) if sizes and type(sizes[0]) is int else None
         self._outputs: Tensor | None = None
-        self.seconds_per_pass = 0.0
         #: The user's random numbers, and those of a model that draws some.
         self._random_before = random_state()
         self._own_random: RandomState | None = None
@@ -118,13 +113,8 @@ class ModelCall:
         copies: ``check``.
         """
         if self._outputs is None:
-            start = time.perf_counter()
             with torch.no_grad():
-                outputs = self.as_given()
-                self._outputs = self.check(outputs)
-                # Comparing outputs has waited for the device.
-                n_rows = len(outputs) + self._count_unlike_sizes(outputs)
-                self.seconds_per_pass = (time.perf_counter() - start) / n_rows
+                self._outputs = self.check(self.as_given())
         return self._outputs
 
     def as_given(self, *arguments: Any) -> Tensor:
@@ -250,7 +240,7 @@ class ModelCall:
         if not rows:
             return [0]
         differ = sum((each != each[:1]).reshape(len(each), -1).any(dim=1).int() for each in rows)
-        return [0, int(torch.as_tensor(differ).argmax())]
+        return sorted({0, int(torch.as_tensor(differ).argmax())})
 
     def _among(self, example: int, n_rows: int, strength: float = 0.5) -> Tensor:
         """The outputs of changed copies of an example, and of itself as the last."""

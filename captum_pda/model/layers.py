@@ -97,19 +97,20 @@ class Layer:
     at_input: bool = False
 
     @contextmanager
-    def exchanged(self, exchange: Callable[[Any], Any]) -> Iterator[list[None]]:
+    def exchanged(self, exchange: Callable[[Any], Any], n_passes: int = 0) -> Iterator[None]:
         """Let ``exchange`` replace what the layer returns or is called with; None leaves it.
 
-        Only calls from this thread count, each an entry of the list: others may run the same model
-        meanwhile.
+        Only calls from this thread count: others may run the same model meanwhile. A layer that is
+        not called once in each of ``n_passes`` is refused.
         """
-        visits: list[None] = []
+        n_visits = 0
         thread = threading.get_ident()
 
         def hook(module: nn.Module, *seen: Any) -> Any:
+            nonlocal n_visits
             if threading.get_ident() != thread:
                 return None
-            visits.append(None)
+            n_visits += 1
             return exchange(seen[-1])
 
         if self.at_input:
@@ -117,23 +118,20 @@ class Layer:
         else:
             handle = self.module.register_forward_hook(hook)
         try:
-            yield visits
+            yield
         finally:
             handle.remove()
-
-    def check_visits(self, count: int) -> None:
-        """Refuse a layer that was not called exactly once in a pass."""
-        if count > 1:
-            raise ValueError(
-                f"layer {self.name!r} is called {count} times in one pass, so it has several "
-                "feature maps; choose a module that is called once, such as the block that "
-                "contains it"
-            )
-        if count == 0:
+        if n_passes and not n_visits:
             raise ValueError(
                 f"layer {self.name!r} is not called when the model runs; choose a layer of this "
                 "model, and pass the model as it was before torch.compile, torch.jit or "
                 "DataParallel"
+            )
+        if n_passes and n_visits != n_passes:
+            raise ValueError(
+                f"layer {self.name!r} is called {n_visits // n_passes} times in one pass, so it "
+                "has several feature maps; choose a module that is called once, such as the block "
+                "that contains it"
             )
 
 
@@ -164,9 +162,8 @@ class LayerCall:
             passes.append(copied(values if is_several else [values]))
 
         n_passes = len(call.given[0]) if call.one_at_a_time else 1
-        with layer.exchanged(keep) as visits:
+        with layer.exchanged(keep, n_passes):
             self._outputs = call.as_given()
-        layer.check_visits(len(visits) // n_passes)
         items = [
             torch.cat(each) if isinstance(each[0], Tensor) and each[0].dim() > 0 else each[0]
             for each in zip(*passes, strict=True)
@@ -186,8 +183,6 @@ class LayerCall:
                 "layer before pooling and flattening"
             )
         self.inputs = tuple(layout.to_map(items[n]).contiguous() for n, layout in self._maps)
-        #: Not of the whole model, which is slower than what follows the layer.
-        self.seconds_per_pass = 0.0
         self.runs_rest_only = self._can_run_rest_only()
 
     def unperturbed(self) -> Tensor:
@@ -207,10 +202,8 @@ class LayerCall:
     def _run(self, rest_only: bool, example: int, position: int, maps: Tensor) -> Tensor:
         if self._call.one_at_a_time and len(maps) > 1:
             return torch.cat([self._run(rest_only, example, position, each[None]) for each in maps])
-        exchange = partial(self._exchange, position, maps)
-        with self.layer.exchanged(exchange) as visits:
+        with self.layer.exchanged(partial(self._exchange, position, maps), n_passes=1):
             outputs = self._call.repeated(example, 1 if rest_only else len(maps))
-        self.layer.check_visits(len(visits))
         return one_row_each(outputs, len(maps))
 
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:

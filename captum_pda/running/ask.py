@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines import BatchSize, DenseEngine
+from captum_pda.engines.protocol import Advance
 from captum_pda.errors import attach_result
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
@@ -26,7 +27,7 @@ from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import PlacedWindows
 from captum_pda.running.plan import Place
 from captum_pda.running.run import ProgressBar
-from captum_pda.running.sampling import Sampling
+from captum_pda.running.sampling import Sampling, score_regions
 
 #: A box: the first pixel, and the one past the last.
 Bounds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,31 +51,22 @@ class Asker:
     with g a Gaussian of 2/224 of the shorter side. With everything hidden both are n, and with
     nothing hidden both are x. Copies are run by the dense engine: sets of regions change too much
     of the input for others to have less to do. Equal sets are asked once.
-
-    Args:
-        call: the model with its inputs.
-        place: what is put in the place of hidden regions.
-        explained: which outputs are explained, as which scores.
-        seen: the scores with everything seen, (N, columns).
-        sampling: how many contents hidden regions get.
-        rows: copies in a batch; None chooses by itself.
     """
 
     def __init__(
         self,
-        call: ModelCall,
         place: Place,
         explained: ExplainedOutputs,
         seen: Tensor,
         sampling: Sampling,
         rows: int | None = None,
     ) -> None:
-        self.call = call
         self.place = place
+        self.call = cast(ModelCall, place.call)
         self.explained = explained
-        self.seen = seen
+        self.seen = seen  #: The scores with everything seen, (N, columns).
         self.sampling = sampling
-        self._batch_size = BatchSize(rows, call.values_per_example)
+        self._batch_size = BatchSize(rows, self.call.values_per_example)
         #: Scores (samples, columns) of what was asked.
         self._known: dict[Key, Tensor] = {}
         #: The examples that are asked about, counted among all that were explained.
@@ -88,9 +80,8 @@ class Asker:
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        found: list[Tensor] = []
-        self._run(self._numbers[example], copies.unsqueeze(0), found)
-        return torch.stack(found)[:, 0]
+        found = self._finished(self._numbers[example], copies.unsqueeze(0))
+        return torch.cat([scores for _, scores in found])
 
     def seconds_per_pass(self, example: int) -> float:
         """How long a pass of one copy of an example takes, from one pass that is measured."""
@@ -131,7 +122,7 @@ class Asker:
             where = _bounds(torch.ones(hidden.shape[1:]) if box is None else box.cpu())
         keys: list[Key] = [(number, context, _digest(mask), where) for mask in hidden]
         found = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: row for row, key in reversed(list(enumerate(keys))) if key not in found}
+        new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
         bar = progress
         if not isinstance(bar, ProgressBar):
             seconds = self.seconds_per_pass(example) if bar is not None and new else 0.0
@@ -140,70 +131,51 @@ class Asker:
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar:
-                changed = []
-                for key, row in reversed(new.items()):
-                    if hidden[row].any():
-                        changed.append((key, row))
-                    else:
-                        found[key] = self.seen[number].expand(n_samples, -1)
-                        bar.update(n_samples)
-                for start in range(0, len(changed), at_once):
-                    some = changed[start : start + at_once]
-                    masks = hidden[[row for _, row in some]]
+                for key in [key for key, mask in new.items() if not mask.any()]:
+                    found[key] = self.seen[number].expand(n_samples, -1)
+                    del new[key]
+                    bar.update(n_samples)
+                for start in range(0, len(new), at_once):
+                    some = list(new)[start : start + at_once]
+                    masks = torch.stack([new[key] for key in some])
                     copies = self._copies(number, masks, context, where, sampling)
-                    scores: list[Tensor] = []
-                    try:
-                        self._run(number, copies, scores, bar)
-                    finally:
-                        for (key, _), each in zip(some, scores, strict=False):
-                            if not bool(each.isnan().all(dim=1).any()):
-                                found[key] = each
+                    for place, scores in self._finished(number, copies, bar.update):
+                        found[some[place]] = scores
         except BaseException as error:
             attach_result(error, self._stacked(keys, found, n_samples))
             raise
         finally:
-            for key, each in found.items():
-                if (len(self._known) + 1) * each.numel() <= MAX_KEPT_SCORES:
-                    self._known[key] = each
+            for key, scores in found.items():
+                if (len(self._known) + 1) * scores.numel() <= MAX_KEPT_SCORES:
+                    self._known[key] = scores
         return self._stacked(keys, found, n_samples)
 
-    def _run(
-        self, number: int, copies: Tensor, found: list[Tensor], bar: ProgressBar | None = None
-    ) -> None:
-        """Put the scores (S, columns) of each of the copies (S, K, C, *space) into ``found``; with
-        NaN for some of them where something stops the run."""
+    def _finished(
+        self, number: int, copies: Tensor, advance: Advance = lambda rows: None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The place and scores (S, columns) of each of the copies (S, K, C, *space) of an example;
+        when something stops the run, of those that are finished."""
         values = self.call.inputs[0][number : number + 1].detach()
         space = tuple(values.shape[2:])
+        boxes = PlacedWindows(space, space, np.zeros((copies.shape[1], len(space)), np.int64))
         forward, read = self.call.for_example(number, 0), self.explained.for_example(number)
         prepared = DenseEngine().prepare(forward, values, self._batch_size)
-        boxes = PlacedWindows(space, space, np.zeros((copies.shape[1], len(space)), np.int64))
-        scores = None
-        try:
-            with evaluation_mode(self.call.forward_func):
-                advance = (lambda n: None) if bar is None else bar.update
-                scores = prepared.scores(boxes, copies, read, advance)
-        finally:
-            scores = prepared.unfinished if scores is None else scores
-            found.extend([] if scores is None else scores.unbind(1))
+        with evaluation_mode(self.call.forward_func):
+            for places, samples in score_regions(prepared, boxes, copies, read, advance):
+                if len(samples) == len(copies):
+                    yield from zip(places.tolist(), samples.unbind(1), strict=True)
 
     def _copies(
-        self,
-        number: int,
-        hidden: Tensor,
-        context: str,
-        where: Bounds | None,
-        sampling: Sampling,
+        self, number: int, hidden: Tensor, context: str, where: Bounds | None, sampling: Sampling
     ) -> Tensor:
         """Copies of an example with each set of pixels (K, *space) hidden, (S, K, C, *space)."""
         values = self.call.inputs[0][number].detach()
         space = tuple(values.shape[1:])
-        if context == "empty":
-            corners = np.zeros((len(hidden), len(space)), np.int64)
-            _, copies = self.place.seen_together(
-                values, PlacedWindows(space, space, corners, hidden)
-            )
-            return copies.unsqueeze(0)
-        return torch.stack([self._filled(values, mask, where, sampling) for mask in hidden], 1)
+        if context == "full":
+            return torch.stack([self._filled(values, mask, where, sampling) for mask in hidden], 1)
+        corners = np.zeros((len(hidden), len(space)), np.int64)
+        windows = PlacedWindows(space, space, corners, hidden)
+        return self.place.seen_together(values, windows)[1].unsqueeze(0)
 
     def _filled(
         self, values: Tensor, hidden: Tensor, where: Bounds | None, sampling: Sampling

@@ -53,12 +53,7 @@ MODEL_ROUNDING = 1e-2
 class Run:
     """A plan that is being run, and what is known so far, so that an interruption loses nothing.
 
-    Args:
-        plan: what to compute.
-        sampling: how many contents each region gets.
-        rows: copies in a batch; None chooses by itself.
-        ranks: the processes that share the regions.
-        title: of the progress bar; None shows none.
+    ``rows`` are the copies in a batch (None chooses by itself), ``title`` that of a progress bar.
     """
 
     def __init__(
@@ -147,18 +142,12 @@ class Run:
             for example in examples
         }
         labels = self._own_shared()
-        n_passes = dict.fromkeys(batch_sizes, 0)
-        n_passes[parts[0].place] = len(labels) * self.sampling.n_samples * len(examples)
+        n_passes = len(labels) * self.sampling.n_samples * len(examples)
         for (number, _), own in chunks.items():
-            n_samples = self.sampling.in_context(parts[number].context).n_samples
-            n_passes[parts[number].place] += n_samples * _n_regions(own)
-        begun = None
-        with ProgressBar(sum(n_passes.values()), self.title, warns=self.ranks.rank == 0) as bar:
+            n_passes += self.sampling.in_context(parts[number].context).n_samples * _n_regions(own)
+        with ProgressBar(n_passes, self.title, warns=self.ranks.rank == 0) as bar:
             for numbers in groups(parts):
                 place = parts[numbers[0]].place
-                if place is not begun:
-                    begun = place
-                    bar.begin(n_passes[place])
                 for example in examples:
                     of_part = {number: chunks[number, example] for number in numbers}
                     n_regions = sum(map(_n_regions, of_part.values()))
@@ -296,15 +285,9 @@ def rank_chunks(
     """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
 
     The batches of a rank follow each other, so that it makes the fills of few chunks.
-
-    Args:
-        regions: all regions.
-        example: the number of the example.
-        values_per_pixel: numbers in each pixel of a fill, times samples.
-        at_once: how many regions an engine is given at once.
-        in_batch: how many of these it runs in a batch.
-        ranks: the processes that share the regions.
-        left_out: labels of a mask whose regions are run elsewhere.
+    ``values_per_pixel`` are the numbers in each pixel of a fill, times samples. An engine is given
+    ``at_once`` regions, and runs ``in_batch`` of these in a batch. Regions of a mask with the
+    labels ``left_out`` are run elsewhere.
     """
     chunks = []
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
@@ -423,17 +406,11 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._n_passes = total
         self._n_done = 0
         self._start = clock()
-        self.begin(total)
+        #: When the first batch was done, and its passes: it also does what is done only once.
+        self._measured_from: tuple[float, int] | None = None
         # No time yet: a model's first pass may take far longer than those that follow.
         described = None if title is None else f"{title}: {costs(total, 0)}"
         super().__init__(total=total, desc=described, disable=title is None, unit="pass")
-
-    def begin(self, n_passes: int) -> None:
-        """The next ``n_passes`` take about the same time each, and perhaps another than those
-        before: what follows a layer is a shorter pass than the whole model."""
-        self._last_alike = self._n_done + n_passes
-        #: When the first batch was done, and its passes: it also does what is done only once.
-        self._measured_from: tuple[float, int] | None = None
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count passes that are done, and tell what all of them cost as soon as that is known."""
@@ -442,7 +419,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         start, first = self._measured_from = self._measured_from or (now, self._n_done)
         if now - start >= MEASURED_SECONDS and self._n_done > first:
             per_pass = (now - start) / (self._n_done - first)
-            seconds = now - self._start + per_pass * (self._last_alike - self._n_done)
+            seconds = now - self._start + per_pass * (self._n_passes - self._n_done)
             self.expect(seconds, refresh=False)
             if self._warns and seconds > LONG_SECONDS:
                 _warn_once(self._n_passes, seconds)

@@ -27,23 +27,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many contents each region gets.
+    """How many contents each region gets."""
 
-    Args:
-        n_samples: how many; with ``stopping``, at most.
-        seed: the same one gives the same draws.
-        keep_errors: whether to keep the standard error of each score.
-        stopping: when a region has enough of them; None runs all.
-        part: the number of the part of the plan whose regions are sampled.
-        common_draws: whether all regions are drawn with the same random numbers.
-    """
-
-    n_samples: int = 1
-    seed: int = 0
-    keep_errors: bool = False
-    stopping: StoppingRule | None = None
-    part: int = 0
-    common_draws: bool = False
+    n_samples: int = 1  #: With ``stopping``, at most.
+    seed: int = 0  #: The same one gives the same draws.
+    keep_errors: bool = False  #: Whether to keep the standard error of each score.
+    stopping: StoppingRule | None = None  #: When a region has enough of them.
+    part: int = 0  #: The number of the part of the plan whose regions are sampled.
+    common_draws: bool = False  #: Whether all regions are drawn with the same random numbers.
 
     def in_context(self, context: Context) -> Sampling:
         """Of a content that is certain, one sample is enough."""
@@ -64,16 +55,10 @@ class StoppingRule:
     times (after 5, 8, 12, 18, ... samples), and what must be under the bound is the upper 95%
     confidence limit of the standard error, for normally distributed samples:
     error * sqrt((n - 1) / q), with q the 5% point of chi-squared with n - 1 degrees of freedom.
-
-    Args:
-        tolerance: the bound, in units of the measure.
-        columns: for each example the column whose error is bounded.
-        kind: what the outputs are.
-        measure: what evidence is measured in.
     """
 
-    tolerance: float
-    columns: list[int]
+    tolerance: float  #: The bound, in units of the measure.
+    columns: list[int]  #: For each example the column whose error is bounded.
     kind: OutputKind
     measure: Measure
 
@@ -95,17 +80,11 @@ def checks(n_samples: int) -> Iterator[int]:
 
 @dataclass(frozen=True, eq=False)
 class RegionScores:
-    """What is kept of the samples of the regions of all examples, NaN for those still to come.
+    """What is kept of the samples of the regions of all examples, NaN for those still to come."""
 
-    Args:
-        scores: averaged over the samples, (N, W, columns).
-        errors: their standard errors, where they were asked for.
-        n_drawn: how many samples each region had, (N, W).
-    """
-
-    scores: Tensor
-    errors: Tensor | None
-    n_drawn: Tensor
+    scores: Tensor  #: Averaged over the samples, (N, W, columns).
+    errors: Tensor | None  #: Their standard errors, where they were asked for.
+    n_drawn: Tensor  #: How many samples each region had, (N, W).
 
     @classmethod
     def unknown(cls, reference: Tensor, n_regions: int, keep_errors: bool) -> RegionScores:
@@ -131,21 +110,10 @@ def score_regions(
     advance: Advance,
     enough: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run the model with each region replaced by its fills.
-
-    Args:
-        prepared: runs the copies.
-        windows: the boxes that change.
-        fills: what is put there, (S, W, C, *box).
-        read: from outputs to scores, for every batch at once.
-        advance: told how many copies have just gone through the model.
-        enough: from samples (n, W, columns) to whether each region has enough of them, (W,). Each
-            region is then run on more and more of its fills until it has. None runs all fills.
-
-    Returns:
-        Numbers of regions that are finished, and their samples (n, regions, columns); when
-        something stops the run, as far as they have come by then.
-    """
+    """Run the model with each region replaced by its fills (S, W, C, *box), and yield regions that
+    are finished with their samples (n, regions, columns); when something stops the run, as far as
+    they have come. ``enough`` tells from samples (n, W, columns) which regions need no more (W,):
+    each is run on more and more of its fills until it has enough."""
     running = torch.arange(len(windows), device=fills.device)
     rounds: list[Tensor] = []
     done = 0

@@ -61,7 +61,7 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
         settings = json.loads(str(file["settings"]))
     assert settings["answers"] == [LABELS[top]]
     assert (settings["model"], settings["weights"]) == (MODEL, MODEL)
-    assert (settings["sizes"], settings["stride"], settings["method"]) == ([8], 8, "efficient")
+    assert (settings["scales"], settings["stride"], settings["method"]) == ([8], 8, "efficient")
     said = capsys.readouterr()
     assert f"cat.png: {LABELS[top]} {probabilities[top]:.1%}" in said.out
     assert f"\nWhy {LABELS[top]} ({probabilities[top]:.1%})?\n" in said.out

@@ -166,9 +166,5 @@ def test_folders_of_several_sizes_are_explained_once(method: str) -> None:
     assert run(*command) == 0
     assert when == {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.npz")}
     settings = json.loads(Path("out/settings.json").read_text())
-    assert (settings["method"], settings["sizes"], settings["context"]) == (
-        method,
-        "default",
-        "default",
-    )
+    assert (settings["method"], settings["scales"], settings["context"]) == (method, [], None)
     assert run(*command, "--scales", "3") == 2

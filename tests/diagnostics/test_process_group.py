@@ -6,7 +6,7 @@ import torch.distributed as dist
 from conftest import make_classifier, make_images
 
 from captum_pda import EfficientPDA, diagnostics
-from captum_pda.methods.base import PerturbationPDA
+from captum_pda.methods.perturbation import PerturbationPDA
 
 
 @pytest.fixture

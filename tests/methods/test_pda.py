@@ -19,6 +19,7 @@ from captum_pda import (
     LayerPDA,
     MapMeanPrior,
     SampledPDA,
+    TreePDA,
     strongest_regions,
 )
 
@@ -196,12 +197,12 @@ def test_both_contexts_are_asked_unless_one_is_named():
         PDA(make_classifier(), prior=PRIOR).attribute(IMAGE, target=1, context="none")
 
 
-@pytest.mark.parametrize("method", [PDA, EfficientPDA, SampledPDA, GradientPDA, LayerPDA])
+@pytest.mark.parametrize("method", [PDA, EfficientPDA, SampledPDA, GradientPDA, LayerPDA, TreePDA])
 @pytest.mark.parametrize("name", ["__new__", "attribute", "evidence"])
 def test_every_argument_is_documented_where_it_is_taken(method, name):
     function = method if name == "__new__" else getattr(method, name, None)
     if function is None:
-        assert method is GradientPDA
+        assert method in (GradientPDA, TreePDA)
         return
     page = inspect.getdoc(function)
     assert page.count("\nArgs:\n") == 1

@@ -10,7 +10,7 @@ import torch
 from conftest import make_classifier, make_images
 from torch import Tensor, nn
 
-from captum_pda import BatchDimensionError, EfficientPDA, GradientPDA, SampledPDA
+from captum_pda import EfficientPDA, GradientPDA, SampledPDA
 
 ALL = pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, GradientPDA])
 WINDOWS: dict[str, Any] = {"sliding_window_shapes": 4, "strides": 4}
@@ -85,15 +85,6 @@ def test_an_object_without_scores_lists_its_tensors(image: Tensor) -> None:
     model = make_classifier()
     with pytest.raises(TypeError, match=r"a Boxes with the tensors \.boxes \(1, 4\).*\.boxes$"):
         EfficientPDA(lambda x: Boxes(model(x), "")).attribute(image, 1, **WINDOWS)
-
-
-@ALL
-def test_a_missing_batch_dimension_is_named(method: type) -> None:
-    model = nn.Sequential(
-        *(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    ).eval()
-    with pytest.raises(BatchDimensionError, match=r"\(3, 8, 8\) have no batch.*\(1, 3, 8, 8\)"):
-        method(model).attribute(torch.randn(3, 8, 8), 1)
 
 
 def test_another_error_of_the_model_stays_its_own() -> None:

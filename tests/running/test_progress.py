@@ -52,22 +52,6 @@ def test_the_bar_tells_the_time_once_it_was_measured() -> None:
         assert "Efficient PDA: 1,760 passes, about 44 s" in str(bar)
 
 
-def test_short_passes_of_a_layer_are_not_taken_for_those_of_the_whole_model() -> None:
-    clock = Clock()
-    with ProgressBar(4600, "PDA", clock=clock) as bar:
-        bar.fp = io.StringIO()
-        bar.begin(600)
-        for _ in range(6):
-            clock.now += 10
-            bar.update(100)
-            assert "about" not in str(bar) or "PDA: 4,600 passes, about 60 s" in str(bar)
-        bar.begin(4000)
-        for _ in range(4):
-            clock.now += 1
-            bar.update(1000)
-        assert "PDA: 4,600 passes, about 64 s" in str(bar)
-
-
 def test_a_long_run_that_nobody_watches_is_said_once() -> None:
     for expected in (1, 0):
         clock = Clock()
