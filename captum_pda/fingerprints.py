@@ -89,8 +89,8 @@ class _Walk:
     def __init__(self, value: Any) -> None:
         self.digest = hashlib.sha256()
         self.opaque: list[str] = []
-        #: What the walk is inside of, and functions and classes that it has met.
-        self._met: set[int] = set()
+        #: What the walk is inside of, and functions and classes that it has met, by their ids.
+        self._met: dict[int, Any] = {}
         self._add(value)
 
     def _add(self, value: Any) -> None:
@@ -106,13 +106,13 @@ class _Walk:
             self._add((str(value.dtype), value.shape))
             self.digest.update(np.ascontiguousarray(value).tobytes())
         else:
-            self._met.add(id(value))
+            self._met[id(value)] = value
             parts = self._parts(value)
             self.digest.update(f"{len(parts)}".encode())
             for part in parts:
                 self._add(part)
             if not isinstance(value, types.FunctionType | type):
-                self._met.discard(id(value))
+                del self._met[id(value)]
 
     def _parts(self, value: Any) -> list[Any]:
         """What a value is made of, beside its name or that of its class."""

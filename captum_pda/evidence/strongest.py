@@ -33,8 +33,8 @@ LEAST_SHARE = 0.02
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
 #: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
-#: A region that says less than this share of what the map has inside it is not listed: regions of
-#: other sizes make the map there, and one of them is listed.
+#: A region whose every answer is less than this share of what the map has inside it is not listed:
+#: regions of other sizes make the map there, and one of them is listed.
 OWN_SHARE = 0.25
 #: A map whose standard deviation is a smaller share of its largest value is flat.
 FLAT = 1e-6
@@ -171,7 +171,7 @@ def strongest_regions(
     for regions in dict.fromkeys(part.regions for part in parts):
         asked = [place for place, part in enumerate(parts) if part.regions == regions]
         numbers, means = means_inside(regions, example, values)
-        said = np.sign(means) * np.mean([standardised[place] for place in asked], axis=0)[numbers]
+        said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)
         expected = np.abs(means_inside(regions, example, mean_map)[1])
         carried = said >= OWN_SHARE * expected
         sizes.append(_Size(regions, numbers, means, np.where(carried, said, 0), carried))
@@ -224,7 +224,7 @@ def regions_of_map(
 
 
 class _Size(NamedTuple):
-    """Regions of one size: their numbers, the mean of the map inside each, what each says itself
+    """Regions of one size: their numbers, the mean of the map inside each, its strongest answer
     with the sign of the map, and whether that is enough to list it."""
 
     regions: Regions

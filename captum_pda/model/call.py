@@ -240,7 +240,7 @@ class ModelCall:
         if not rows:
             return [0]
         differ = sum((each != each[:1]).reshape(len(each), -1).any(dim=1).int() for each in rows)
-        return [0, int(torch.as_tensor(differ).argmax())]
+        return sorted({0, int(torch.as_tensor(differ).argmax())})
 
     def _among(self, example: int, n_rows: int, strength: float = 0.5) -> Tensor:
         """The outputs of changed copies of an example, and of itself as the last."""

@@ -152,14 +152,12 @@ class OutputKind(ABC):
         has_probabilities: whether scores are log-odds.
         are_logits: whether a softmax or sigmoid is still to come, so that a model that ends in one
             contradicts this kind.
-        plain_measure: what stands in for weight of evidence where there are no probabilities.
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
     has_probabilities: ClassVar[bool] = True
     are_logits: ClassVar[bool] = False
-    plain_measure: ClassVar[type[Measure]] = RawDifference
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -210,13 +208,13 @@ class OutputKind(ABC):
 
     def measure(self, measure: str | Measure = "weight_of_evidence") -> Measure:
         """The measure to apply to scores; without probabilities, weight of evidence, which is the
-        default of all methods, means the plain measure.
+        default of all methods, means the plain difference.
 
         Refuses an unknown measure, or one that does not go with the kind.
         """
         found = find_measure(measure)
         if isinstance(found, WeightOfEvidence):
-            return found if self.has_probabilities else self.plain_measure()
+            return found if self.has_probabilities else RawDifference()
         if found.needs_probabilities != self.has_probabilities:
             needs, other = ("needs", "logits") if found.needs_probabilities else ("takes no", "raw")
             has = "is read as" if self.has_probabilities else "has no"

@@ -10,7 +10,6 @@ import torch
 from captum.attr import GradientAttribution, PerturbationAttribution
 
 import captum_pda
-from captum_pda import _captum
 
 PACKAGE = Path(captum_pda.__file__).parent
 
@@ -50,36 +49,6 @@ def test_nothing_else_knows_of_captums_private_names():
 def takes(function, *names):
     """Whether a function takes these arguments first, in this order."""
     return tuple(inspect.signature(function).parameters)[: len(names)] == names
-
-
-def test_format_additional_forward_args():
-    assert _captum.format_additional_forward_args(None) is None
-    tensor = torch.ones(2)
-    assert _captum.format_additional_forward_args(tensor)[0] is tensor
-    assert _captum.format_additional_forward_args((tensor, 3)) == (tensor, 3)
-    assert _captum.format_additional_forward_args(3) == (3,)
-
-
-def test_format_tensor_into_tuples():
-    tensor = torch.ones(2)
-    for given in (tensor, (tensor,)):
-        (formatted,) = _captum.format_tensor_into_tuples(given)
-        assert formatted is tensor
-
-
-def test_format_output():
-    tensor = torch.ones(2)
-    assert _captum.format_output(False, (tensor,)) is tensor
-    assert _captum.format_output(True, (tensor,)) == (tensor,)
-
-
-def test_log_usage_hands_on_what_a_method_returns():
-    class Method:
-        @_captum.log_usage()
-        def attribute(self, inputs, target=None):
-            return inputs, target
-
-    assert Method().attribute(1, target=2) == (1, 2)
 
 
 @pytest.mark.parametrize("base", [GradientAttribution, PerturbationAttribution])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
-from itertools import count
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -63,23 +61,17 @@ class Own(Base):
     def settings(self):
         return {"kind": "Own"}
 '''
-numbers = count()
 
 
 @pytest.fixture
-def load() -> Iterator[Any]:
-    names = []
-
+def load(monkeypatch) -> Callable[[str], types.ModuleType]:
     def loaded(text: str) -> types.ModuleType:
         module = types.ModuleType("someones_module")
-        sys.modules[module.__name__] = module
-        names.append(module.__name__)
-        exec(compile(text, f"/{next(numbers)}.py", "exec"), module.__dict__)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(text, "someones_module.py", "exec"), module.__dict__)
         return module
 
-    yield loaded
-    for name in names:
-        sys.modules.pop(name, None)
+    return loaded
 
 
 EDITS = [

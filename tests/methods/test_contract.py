@@ -8,17 +8,14 @@ import pytest
 import torch
 from captum.attr import (
     GradientAttribution,
-    NoiseTunnel,
     Occlusion,
     PerturbationAttribution,
     visualization,
 )
-from captum.metrics import infidelity, sensitivity_max
 from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
-from captum_pda.model.outputs import Logits, OutputKind
 
 mpl.use("agg")
 
@@ -166,36 +163,6 @@ def test_an_example_alone_equals_the_example_in_a_batch(method, classifier, imag
     torch.testing.assert_close(together[1:2], explain(method, classifier, images[:1]))
 
 
-def test_noise_tunnels(method, classifier, images):
-    arguments = {"sliding_window_shapes": 4, "strides": 4}
-    if method is SampledPDA:
-        arguments["n_samples"] = 2
-    torch.manual_seed(0)
-    smooth = NoiseTunnel(method(classifier)).attribute(
-        images, nt_type="smoothgrad", nt_samples=3, stdevs=0.1, target=1, **arguments
-    )
-    assert smooth.shape == images.shape
-    plain = explain(method, classifier, images)
-    assert torch.corrcoef(torch.stack([smooth.flatten(), plain.flatten()]))[0, 1] > 0.5
-
-
-def test_infidelity_and_sensitivity(method, classifier, images):
-    def perturb(inputs):
-        noise = torch.full_like(inputs, 0.01)
-        return noise, inputs - noise
-
-    attributions = explain(method, classifier, images)
-    unfaithful = infidelity(classifier, perturb, images, attributions, target=1)
-    assert unfaithful.shape == (2,)
-    assert unfaithful.isfinite().all()
-    arguments = {"n_samples": 2} if method is SampledPDA else {}
-    change = sensitivity_max(
-        method(classifier).attribute, images, target=[1, 2], n_perturb_samples=2, **arguments
-    )
-    assert change.shape == (2,)
-    assert (change > 0).all()
-
-
 def test_captums_pictures(method, classifier, images):
     attributions = explain(method, classifier, images)[0].permute(1, 2, 0).numpy()
     image = (images[0] - images[0].min()) / (images[0].max() - images[0].min())
@@ -268,23 +235,6 @@ def test_every_class_comes_from_the_passes_of_one_map(perturbation_method, class
     torch.testing.assert_close(mixed[1], expected[3][1])
 
 
-def test_contrast_of_two_classes_is_the_evidence_when_there_are_no_others(
-    perturbation_method, images
-):
-    evidence = perturbation_method(make_classifier(classes=2)).evidence(images)
-    torch.testing.assert_close(evidence.contrast(0, 1), evidence.attribution(0))
-    torch.testing.assert_close(evidence.contrast(1, 0), evidence.attribution(1))
-    torch.testing.assert_close(evidence.contrast(1, 1), torch.zeros_like(images))
-
-
-@pytest.mark.parametrize("measure", ["weight_of_evidence", "information_difference"])
-def test_contrast_of_logits_is_the_change_of_their_difference(classifier, images, measure):
-    evidence = EfficientPDA(classifier, measure=measure).evidence(images)
-    raw = EfficientPDA(classifier, output="raw").evidence(images)
-    bits = raw.contrast(3, 1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
-    torch.testing.assert_close(evidence.contrast(3, 1), bits)
-
-
 def test_evidence_of_tuples_and_dense_outputs(images):
     torch.manual_seed(0)
     dense = nn.Conv2d(3, 4, 3).double().eval()
@@ -298,23 +248,6 @@ def test_evidence_of_tuples_and_dense_outputs(images):
         evidence.attribution(2)
     with pytest.raises(ValueError, match="second"):
         evidence.contrast((2, 0, 0), (9, 0, 0))
-
-
-def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
-    pda = EfficientPDA(make_classifier(classes=40))
-    expected = pda.evidence(images)
-    monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", 40 * 5)
-    kept = []
-
-    def watched(kind, scores):
-        kept.append(scores.numel())
-        return OutputKind.average(kind, scores)
-
-    monkeypatch.setattr(Logits, "average", watched)
-    for found, before in zip(pda.evidence(images).parts, expected.parts, strict=True):
-        torch.testing.assert_close(found.scores, before.scores)
-    assert max(kept) <= 40 * 5
-    assert "40" in repr(expected)
 
 
 def test_attribute_keeps_only_the_targets_columns(images):

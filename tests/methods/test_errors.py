@@ -267,17 +267,6 @@ def test_raw_outputs_have_no_probabilities(classifier, images):
         _ = evidence.probabilities
 
 
-def test_rounded_probabilities_are_said_to_be_bounds(perturbation_method, images):
-    torch.manual_seed(0)
-    steep = nn.Sequential(nn.Flatten(), nn.Linear(297, 2), nn.Softmax(dim=1)).double().eval()
-    steep[1].weight.data *= 1e4
-    with pytest.warns(UserWarning, match="only a bound"):
-        attributions = perturbation_method(steep, output="probabilities").attribute(
-            images, target=1
-        )
-    assert attributions.isfinite().all()
-
-
 def test_warnings_point_at_the_users_line(method, classifier, images):
     classifier.train()
     with pytest.warns(UserWarning, match="training mode") as caught:

@@ -33,26 +33,11 @@ def net():
 # Arguments that have as many rows as there are examples.
 
 
-@pytest.mark.parametrize("perturbations_per_eval", [None, 1, 3])
 @pytest.mark.parametrize("n_examples", [1, 2, 3, 4])
-def test_a_vector_of_channel_means_is_no_row_for_each_example(
-    net, n_examples, perturbations_per_eval
-):
-    images, means = make_images(n_examples, 3, 9, 11), torch.tensor([0.4, -1.0, 2.0]).double()
-    found = explain(
-        lambda x, m: net(x - m[:, None, None]),
-        images,
-        means,
-        perturbations_per_eval=perturbations_per_eval,
-    )
-    expected = one_by_one(lambda x: net(x - means[:, None, None]), images)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [0.5, 1.0, 2.0], [1.0, 1.0, 2.0]])
+@pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [0.4, -1.0, 2.0], [1.0, 1.0, 2.0]])
 @pytest.mark.parametrize("use", ["first", "mean", "channels"])
-def test_a_whole_argument_stays_whole_however_it_is_used(net, values, use):
-    images, values = make_images(3, 3, 9, 11), torch.tensor(values).double()
+def test_a_whole_argument_stays_whole_however_it_is_used(net, values, use, n_examples):
+    images, values = make_images(n_examples, 3, 9, 11), torch.tensor(values).double()
 
     def model(x, each):
         if use == "channels":
@@ -69,16 +54,13 @@ def test_a_whole_argument_beside_one_with_rows(net, method):
     images = make_images(3, 3, 9, 11)
     rows, means = torch.randn(3, 4).double(), torch.tensor([0.4, -1.0, 2.0]).double()
 
-    def model(x, m, r):
-        return net(x - m[:, None, None]) + r
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.net = net
 
         def forward(self, x, m, r):
-            return model(x, m, r)
+            return self.net(x - m[:, None, None]) + r
 
     whole = Model().eval()
     found = method(whole, prior=PRIOR).attribute(
@@ -183,13 +165,6 @@ def test_so_are_its_feature_maps_and_gradients(method, n_examples):
 
 
 def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
-    images = make_images(2, 3, 9, 11)
-    with pytest.warns(UserWarning, match="other examples in its batch"):
-        found = explain(lambda x: net(x) / len(x), images)
-    torch.testing.assert_close(found, explain(net, images))
-
-
-def test_that_is_not_blamed_on_an_argument(net):
     images, offset = make_images(3, 3, 9, 11), torch.rand(3, 4).double()
     with pytest.warns(UserWarning, match="other examples in its batch"):
         found = explain(lambda x, y: (net(x) + y) / len(x), images, offset)
@@ -286,15 +261,11 @@ ITSELF = make_images(1, 3, 9, 11).float()
 QUIET = {
     "half precision inside": lambda net: lambda x: net(half(x)),
     "half precision outputs": lambda net: lambda x: net(x).half(),
-    "bfloat16 outputs": lambda net: lambda x: net(x).bfloat16(),
-    "double outputs": lambda net: lambda x: net(x).double(),
     "group norm": lambda net: lambda x: net(F.group_norm(x, 3)),
-    "instance norm": lambda net: lambda x: net(F.instance_norm(x)),
     "dict outputs": lambda net: lambda x: {"logits": net(x)},
     "a branch on the values of each": lambda net: (
         lambda x: torch.where(x.mean((1, 2, 3), keepdim=True)[:, 0, 0] > 0, net(x), net(-x))
     ),
-    "an ensemble": lambda net: lambda x: torch.stack([net(x), net(0.5 * x)]).mean(0),
     "no modules": lambda net: lambda x: x.flatten(1)[:, :4],
     "a distance to itself": lambda net: lambda x: -(net(x) - net(ITSELF)).norm(dim=1)[:, None],
     "constant outputs": lambda net: lambda x: x.new_full((len(x), 4), 2.0),

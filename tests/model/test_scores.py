@@ -1,12 +1,12 @@
 """Output kinds: scores and their averages, at the edges of floating point."""
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
-from captum_pda.model.measures import WeightOfEvidence
 from captum_pda.model.outputs import OUTPUT_KINDS, ExplainedOutputs, find_output_kind
 
 LOGITS, PROBABILITIES, RAW = (find_output_kind(n) for n in ("logits", "probabilities", "raw"))
@@ -34,13 +34,6 @@ def test_log_odds_from_logits_survive_saturation(logits):
         torch.testing.assert_close(single[0, 0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_prediction_within_1e_12_of_one_has_the_right_bits():
-    logits = torch.tensor([[math.log(1e12 - 1), 0.0]])
-    bits = WeightOfEvidence().value(LOGITS.scores(logits))[0]
-    torch.testing.assert_close(bits[0].item(), math.log2(1e12 - 1), rtol=1e-6, atol=0)
-    torch.testing.assert_close(bits[1].item(), -math.log2(1e12 - 1), rtol=1e-6, atol=0)
-
-
 def test_a_single_column_is_one_sigmoid_logit():
     outputs = torch.tensor([[1.5], [-2.0]])
     torch.testing.assert_close(LOGITS.column(outputs, 0), outputs)
@@ -59,81 +52,57 @@ def test_classes_of_a_dense_output_compete_at_their_own_place():
     torch.testing.assert_close(LOGITS.column(outputs, column)[:, 0], odds[:, 2, 1, 3])
 
 
-def test_probabilities_use_the_sum_of_the_others_where_they_sum_to_one():
-    probabilities = torch.tensor([[1.0, 1e-12, 2e-12]])
-    torch.testing.assert_close(PROBABILITIES.column(probabilities, 0).item(), -math.log(3e-12))
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities)[0, 0].item(), -math.log(3e-12))
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities)[0, 1].item(), math.log(1e-12))
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        # Where they sum to 1, the others say what 1 - p has lost.
+        ([[1.0, 1e-12, 2e-12]], [[-math.log(3e-12), math.log(1e-12), math.log(2e-12)]]),
+        # Otherwise each is a question of its own, whatever another row sums to.
+        ([[0.9, 0.1004], [0.9, 0.8]], None),
+        ([[0.9, 0.8, 0.1]], None),
+    ],
+)
+def test_probabilities_are_read_row_by_row(probabilities, expected):
+    outputs = torch.tensor(probabilities)
+    expected = torch.logit(outputs) if expected is None else torch.tensor(expected)
+    for rows in (slice(0, 1), slice(0, len(outputs))):
+        torch.testing.assert_close(PROBABILITIES.scores(outputs[rows]), expected[rows])
 
 
-def test_probabilities_that_do_not_sum_to_one_are_questions_of_their_own():
-    probabilities = torch.tensor([[0.9, 0.8, 0.1]], dtype=torch.float64)
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities), torch.logit(probabilities))
-    torch.testing.assert_close(
-        PROBABILITIES.column(probabilities, 1), torch.logit(probabilities[:, 1:2])
-    )
-
-
-def test_separate_probabilities_may_sum_to_one_by_chance():
-    """The reading of one row must not depend on another, nor on what the row happens to sum to."""
-    probabilities = torch.tensor([[0.9, 0.1004], [0.9, 0.8]], dtype=torch.float64)
-    expected = torch.logit(probabilities)
-    for rows in (slice(0, 1), slice(0, 2)):
-        torch.testing.assert_close(PROBABILITIES.scores(probabilities[rows]), expected[rows])
-        torch.testing.assert_close(PROBABILITIES.column(probabilities[rows], 0), expected[rows, :1])
-
-
-def test_probabilities_of_dense_outputs():
-    probabilities = torch.randn(2, 3, 4, dtype=torch.float64).softmax(dim=1)
-    expected = torch.logit(probabilities).flatten(1)
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities).flatten(1), expected)
-    torch.testing.assert_close(PROBABILITIES.column(probabilities, 6), expected[:, 6:7])
-
-
-@pytest.mark.parametrize("outputs", [[[1.0, 0.0]], [[0.0], [1.0]]], ids=["softmax", "sigmoid"])
-def test_rounded_probabilities_give_finite_bounds_and_a_warning(outputs):
+@pytest.mark.parametrize(
+    ("outputs", "warns"),
+    [
+        ([[1.0, 0.0]], True),
+        ([[0.0], [1.0]], True),
+        ([[0.999999, 1e-6]], False),
+        ([[0.001], [0.999]], False),
+    ],
+)
+def test_rounded_probabilities_give_finite_bounds_and_a_warning(outputs, warns):
     outputs = torch.tensor(outputs)
     scores = PROBABILITIES.scores(outputs)
     assert scores.isfinite().all()
-    with pytest.warns(UserWarning, match="exactly 0 or 1"):
+    with pytest.warns(UserWarning, match="exactly 0 or 1") if warns else nullcontext():
         ExplainedOutputs.all_of(PROBABILITIES, outputs).warn_of_rounding(scores)
-
-
-@pytest.mark.parametrize("outputs", [[[0.999999, 1e-6]], [[0.001], [0.999]]])
-def test_ordinary_probabilities_give_no_warning(outputs):
-    outputs = torch.tensor(outputs)
-    ExplainedOutputs.all_of(PROBABILITIES, outputs).warn_of_rounding(PROBABILITIES.scores(outputs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_probabilities_are_bounded_by_what_they_can_say(dtype):
-    one = torch.ones(1, 1, dtype=dtype)
+    one, nothing = torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
     bound = -math.log(torch.finfo(dtype).eps / 2)
     torch.testing.assert_close(PROBABILITIES.scores(one).item(), bound, rtol=1e-3, atol=0)
-    with pytest.warns(UserWarning, match="bound"):
-        ExplainedOutputs.all_of(PROBABILITIES, one).warn_of_rounding(PROBABILITIES.scores(one))
-    nothing = torch.zeros(1, 1, dtype=dtype)
-    with pytest.warns(UserWarning, match="bound"):
-        ExplainedOutputs.all_of(PROBABILITIES, one).warn_of_rounding(PROBABILITIES.scores(nothing))
+    for outputs in (one, nothing):
+        explained = ExplainedOutputs.all_of(PROBABILITIES, outputs)
+        with pytest.warns(UserWarning, match="bound"):
+            explained.warn_of_rounding(PROBABILITIES.scores(outputs))
 
 
-def test_half_precision_sigmoids_are_not_taken_for_a_softmax():
-    probabilities = torch.tensor([[0.97, 0.04, 0.01]], dtype=torch.float16)
-    expected = torch.logit(probabilities.float())
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities), expected)
-
-
-def test_half_precision_softmaxes_keep_the_sum_of_the_others():
+def test_half_precision_softmaxes_are_told_from_sigmoids():
+    sigmoids = torch.tensor([[0.97, 0.04, 0.01]], dtype=torch.float16)
+    torch.testing.assert_close(PROBABILITIES.scores(sigmoids), torch.logit(sigmoids.float()))
     logits = torch.tensor([[12.0, 0.0, 0.5]])
-    probabilities = logits.softmax(dim=1).half()
-    expected = LOGITS.scores(logits)
-    torch.testing.assert_close(PROBABILITIES.scores(probabilities), expected, rtol=0.01, atol=0)
-
-
-def test_half_precision_outputs_are_read_in_single_precision():
-    outputs = torch.tensor([[30.0, 0.0]], dtype=torch.float16)
-    assert LOGITS.scores(outputs).dtype == torch.float32
-    torch.testing.assert_close(LOGITS.column(outputs, 0), torch.tensor([[30.0]]))
+    found = PROBABILITIES.scores(logits.softmax(dim=1).half())
+    torch.testing.assert_close(found, LOGITS.scores(logits), rtol=0.01, atol=0)
 
 
 def test_outputs_that_contradict_the_setting():
@@ -148,22 +117,13 @@ def test_outputs_that_contradict_the_setting():
     ExplainedOutputs.all_of(LOGITS, torch.tensor([[0.7, 0.4]]))
 
 
-def test_marginalising_averages_probabilities_not_logits():
+def test_probabilities_are_averaged_and_raw_outputs_as_they_are():
     log_odds = torch.tensor([[3.0], [-1.0], [0.2]], dtype=torch.float64)
     mean = torch.sigmoid(log_odds).mean(dim=0)
     torch.testing.assert_close(LOGITS.average(log_odds), torch.logit(mean))
-    assert (LOGITS.average(log_odds) - log_odds.mean()).abs() > 0.01
-
-
-def test_marginalising_survives_saturation():
-    sure = torch.full((5, 1), 200.0)
-    torch.testing.assert_close(LOGITS.average(sure), torch.tensor([200.0]))
-    torch.testing.assert_close(LOGITS.average(-sure), torch.tensor([-200.0]))
-
-
-def test_raw_outputs_are_averaged_as_they_are():
-    values = torch.tensor([[3.0], [-1.0]])
-    torch.testing.assert_close(RAW.average(values), torch.tensor([1.0]))
+    for sure in (200.0, -200.0):  # saturated
+        torch.testing.assert_close(LOGITS.average(torch.full((5, 1), sure)), torch.tensor([sure]))
+    torch.testing.assert_close(RAW.average(log_odds), log_odds.mean(dim=0))
 
 
 def test_gradients_are_finite_where_a_probability_is_rounded():
