@@ -249,17 +249,6 @@ def test_conditional_mean(place, covariance, channels):
 
 @every_covariance
 @every_channels
-@pytest.mark.parametrize("regularization", [1e-5, 0.3])
-def test_conditional_mean_with_other_regularization(covariance, channels, regularization):
-    gaussian = reference_gaussian(PATCH, covariance, channels, regularization)
-    image = two_images()[0]
-    prior = fitted_prior(PATCH, covariance, channels, regularization=regularization)
-    found = prior.conditional_mean(torch.from_numpy(image), WindowGrid((9, 11), WINDOW, STRIDES))
-    assert_same(found, reference.conditional_means(gaussian, image, WINDOW, STRIDES))
-
-
-@every_covariance
-@every_channels
 def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
     n_samples, window, strides = 4000, (2, 2), (3, 4)
     images = two_images()
