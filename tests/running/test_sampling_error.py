@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import make_classifier, make_convolutional, make_images
-from torch import Tensor, nn
+from conftest import Counting, make_classifier, make_convolutional, make_images
+from torch import nn
 
 from captum_pda import ConstantPrior, DenseEngine, EfficientPDA, GaussianPatchPrior, SampledPDA
 from captum_pda.model.measures import Measure, RawDifference, WeightOfEvidence
@@ -30,19 +30,6 @@ def uncertain_classifier() -> nn.Module:
     with torch.no_grad():
         model[-1].weight *= 4
     return model
-
-
-class Counting(nn.Module):
-    """Counts the rows that go through a model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.rows = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.rows += len(inputs)
-        return self.model(inputs)
 
 
 # The formula
