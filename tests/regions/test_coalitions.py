@@ -172,8 +172,9 @@ def test_an_effort_that_is_not_known_is_refused(effort):
 
 def test_a_thorough_map_shows_sets_of_several_granularities():
     image = make_images(1, 3, 64, 64).float()
-    model = nn.Sequential(nn.AvgPool2d(32), nn.Flatten(), nn.Linear(12, 3))
-    evidence = PDA(model, layer="0").evidence(image, effort="thorough")
+    layers = nn.Conv2d(3, 6, 16, stride=16), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(24, 4)).eval()
+    evidence = PDA(model).evidence(image, effort="thorough")
     random = evidence.in_context("random").parts
     assert [part.size for part in random] == [(45,), (60,), (75,), (90,)]
     sets = [Coalitions(part.regions, 100, seed).seen for seed, part in enumerate(random)]
