@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from captum_pda import (
     EfficientPDA,
     EmpiricalMeanPrior,
-    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     SampledPDA,
@@ -393,17 +392,6 @@ def test_algorithm_agreement_is_of_the_algorithms_own_maps(classifier, images):
     for name, attribution in expected.items():
         torch.testing.assert_close(found.maps[name], attribution)
     assert not torch.equal(found.maps["sampled"], found.maps["sampled again"])
-
-
-def test_the_empirical_mean_of_the_default_prior(classifier, images):
-    image = images[:1]
-    own, given = (
-        EfficientPDA(classifier, EmpiricalMeanPrior(prior, 5)).attribute(
-            image, target=0, sliding_window_shapes=4
-        )
-        for prior in (None, GaussianFieldPrior())
-    )
-    torch.testing.assert_close(own, given)
 
 
 # Deletion and insertion
