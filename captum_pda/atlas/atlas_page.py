@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from captum_pda.atlas.groups import Atlas, RegionGroup
+from captum_pda.atlas.groups import Atlas
 from captum_pda.files import counted, write_whole
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import signed
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import jpeg
-from captum_pda.visualization.drawing import AGAINST, FOR, new_figure, show
+from captum_pda.visualization.drawing import AGAINST, FOR, finish, new_figure, show
 
 PAGE = Page("Atlas", "atlas.html", "base atlas", "block elements numbers atlas")
 CROP_QUALITY = 80
@@ -47,24 +46,9 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
 def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
     """The page itself."""
-    block = Block()
-    header = {
-        "label": atlas.label,
-        "photos": atlas.n_photos,
-        "left": atlas.n_left_out,
-        "groups": [_group(group, block, n_examples) for group in atlas.groups],
-    }
-    return PAGE.render({"values": block.pack(header)})
-
-
-def _group(group: RegionGroup, block: Block, n_examples: int) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "bits": group.mean_bits,
-        "spread": group.spread,
-        "photos": len(group.photos),
-        "regions": len(group.regions),
-        "examples": [
+    block, groups = Block(), []
+    for group in atlas.groups:
+        examples = [
             {
                 "photo": region.photo,
                 "bits": region.bits,
@@ -72,8 +56,19 @@ def _group(group: RegionGroup, block: Block, n_examples: int) -> dict[str, Any]:
                 "crop": block.add_bytes(jpeg(region.crop, CROP_QUALITY)),
             }
             for region in group.examples(n_examples)
-        ],
-    }
+        ]
+        groups.append(
+            {
+                "name": group.name,
+                "bits": group.mean_bits,
+                "spread": group.spread,
+                "photos": len(group.photos),
+                "regions": len(group.regions),
+                "examples": examples,
+            }
+        )
+    header = {"label": atlas.label, "photos": atlas.n_photos, "left": atlas.n_left_out}
+    return PAGE.render({"values": block.pack({**header, "groups": groups})})
 
 
 def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) -> Figure:
@@ -104,27 +99,22 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
         rows, n_examples + 1, width_ratios=[WORDS_WIDTH] + [CROP_WIDTH] * n_examples
     )
     for row, group in enumerate(atlas.groups):
-        words = figure.add_subplot(grid[row, 0])
-        words.axis("off")
+        panel = figure.add_subplot(grid[row, 0])
+        panel.axis("off")
         colour = FOR if group.speaks_for else AGAINST
-        words.text(0, 0.5, group_words(group), color=colour, va="center", transform=words.transAxes)
+        # How strong a group is, how often it occurs, and what is common to it.
+        words = (
+            f"{signed(group.mean_bits)} \u00b1 {group.spread:.2f} bits\n"
+            f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}\n"
+            + textwrap.fill(group.name, NAME_LETTERS)
+        )
+        panel.text(0, 0.5, words, color=colour, va="center", transform=panel.transAxes)
         for place, region in enumerate(group.examples(n_examples)):
             panel = figure.add_subplot(grid[row, 1 + place])
             panel.imshow(region.crop)
-            panel.set_xticks([])
-            panel.set_yticks([])
+            finish(panel, None)
             for side in panel.spines.values():
                 side.set(color=colour, linestyle="solid" if group.speaks_for else "dashed")
             panel.set_title(signed(region.bits), fontsize=8, pad=2)
-    if use_pyplot:
-        show()
+    show(use_pyplot)
     return figure
-
-
-def group_words(group: RegionGroup) -> str:
-    """How strong a group is, how often it occurs, and what is common to it."""
-    return (
-        f"{signed(group.mean_bits)} \u00b1 {group.spread:.2f} bits\n"
-        f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}\n"
-        + textwrap.fill(group.name, NAME_LETTERS)
-    )

@@ -143,8 +143,9 @@ def make_atlas(
     found = []
     for sign in (1, -1):
         kind = [region for region in regions if sign * region.bits > 0]
-        groups = [RegionGroup(tuple(one), count) for one in _grouped(kind, n_groups)]
-        kept = [group for group in groups if len(group.photos) >= min_photos]
+        groups = _grouped(kind, n_groups) if kind else ()
+        made = [RegionGroup(tuple(one), count) for one in groups]
+        kept = [group for group in made if len(group.photos) >= min_photos]
         found += sorted(kept, key=lambda group: -sign * group.mean_bits * len(group.photos))
     grouped = sum(len(group.regions) for group in found)
     return Atlas(label, count, tuple(found), len(regions) - grouped)
@@ -152,24 +153,22 @@ def make_atlas(
 
 def _grouped(regions: list[ClassRegion], n_groups: int | None) -> Iterator[list[ClassRegion]]:
     """Regions in groups, the most typical of each first."""
-    if not regions:
-        return
     lengths = {len(region.features) for region in regions}
     if len(lengths) > 1:
         raise ValueError(
             f"the regions have features of {sorted(lengths)} values; describe all of them by the "
             "same model"
         )
-    vectors = np.stack([region.features for region in regions]).astype(np.float64)
+    vectors = np.array([region.features for region in regions], dtype=np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    numbers = _cluster(vectors, n_groups)
+    numbers = _clusters(vectors, n_groups)
     for number in np.unique(numbers):
         members = np.flatnonzero(numbers == number)
         typical = vectors[members] @ vectors[members].mean(axis=0)
         yield [regions[members[place]] for place in np.argsort(-typical, kind="stable")]
 
 
-def _cluster(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDArray[np.int64]:
+def _clusters(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDArray[np.int64]:
     """The number of each vector's group."""
     try:
         from sklearn.cluster import AgglomerativeClustering
@@ -178,20 +177,14 @@ def _cluster(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDAr
         raise ImportError(
             'an atlas groups regions with scikit-learn; pip install "captum_pda[atlas]"'
         ) from error
-
-    def cut(n: int) -> npt.NDArray[np.int64]:
-        clusters = AgglomerativeClustering(n_clusters=n, linkage="ward")
-        numbers: npt.NDArray[np.int64] = clusters.fit_predict(vectors)
-        return numbers
-
-    if n_groups is not None:
-        return cut(min(check_count("n_groups", n_groups), len(vectors)))
+    tried = [min(check_count("n_groups", n_groups), len(vectors))] if n_groups is not None else []
     best, chosen = 0.0, np.zeros(len(vectors), dtype=np.int64)
-    if np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).max() < LEAST_DISTANCE:
-        return chosen
-    for n in range(2, min(MAX_GROUPS, len(vectors) // 2) + 1):
-        numbers = cut(n)
-        score = float(silhouette_score(vectors, numbers))
+    apart = np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).max()
+    if n_groups is None and apart >= LEAST_DISTANCE:
+        tried = list(range(2, min(MAX_GROUPS, len(vectors) // 2) + 1))
+    for n in tried:
+        numbers = AgglomerativeClustering(n_clusters=n, linkage="ward").fit_predict(vectors)
+        score = np.inf if n_groups is not None else silhouette_score(vectors, numbers)
         if score > best:
-            best, chosen = score, numbers
+            best, chosen = float(score), numbers
     return chosen

@@ -1,9 +1,8 @@
 """One HTML file from its parts: styles and programs of this package, and blocks of values.
 
-A block holds typed arrays, images and plain values as compressed text: base64 of zlib of a header's
-length (4 bytes, little-endian), the header (JSON), and the arrays, each at a multiple of 8 bytes
-behind the header. The header's "arrays" say the type, shape and offset of each. Nothing in it can
-be taken for markup.
+A block holds typed arrays, images and plain values as compressed text: base64 of zlib of a file of
+safetensors, whose tensors are named by their numbers, and whose metadata hold the plain values as
+JSON. Nothing in it can be taken for markup.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load, save
 
 from captum_pda._version import __version__
 
@@ -74,13 +74,11 @@ def read_block(page: bytes, name: str) -> bytes:
     return page[found.end() : page.find(b"<", found.end())].strip() if found else b""
 
 
-ALIGNMENT = 8
 #: Longer arrays of float32 are rounded to 10 bits behind the point, which compress better: all
 #: numbers are exact to 0.05%.
 MAX_EXACT_VALUES = 250_000
 
 
-@dataclass
 class Block:
     """Arrays on their way into a page; ``add`` gives the number by which the header names one.
 
@@ -93,19 +91,18 @@ class Block:
         array([0., 0., 0.], dtype=float32)
     """
 
-    _entries: list[dict[str, Any]] = field(default_factory=list)
-    _bytes: bytearray = field(default_factory=bytearray)
+    def __init__(self) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
 
     def add(self, values: npt.ArrayLike, kind: str) -> int:
         """Keep an array of a type that block.js knows, and say which number it has."""
-        array = np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<"))
+        array = np.array(values, dtype=kind, order="C")
         if kind == "float32" and array.size > MAX_EXACT_VALUES:
-            array = (array.view("<u4") + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-        self._bytes.extend(bytes(-len(self._bytes) % ALIGNMENT))
-        shape = list(np.shape(values))
-        self._entries.append({"type": kind, "shape": shape, "offset": len(self._bytes)})
-        self._bytes.extend(array.tobytes())
-        return len(self._entries) - 1
+            bits = (array.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+            array = bits.view(np.float32)
+        number = len(self._arrays)
+        self._arrays[str(number)] = array
+        return number
 
     def add_bytes(self, content: bytes) -> int:
         """Keep a file, such as a JPEG."""
@@ -113,22 +110,14 @@ class Block:
 
     def pack(self, header: Mapping[str, Any]) -> str:
         """The whole block as text."""
-        whole = {**header, "arrays": self._entries}
-        text = json.dumps(whole, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-        text += b" " * (-(4 + len(text)) % ALIGNMENT)
-        content = len(text).to_bytes(4, "little") + text + bytes(self._bytes)
+        text = json.dumps(header, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+        content = save(self._arrays, metadata={"header": text.decode()})
         return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
 
 
 def unpack(text: str | bytes) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
     """The header of a block, and its arrays."""
     content = zlib.decompress(base64.b64decode(text))
-    start = 4 + int.from_bytes(content[:4], "little")
-    header: dict[str, Any] = json.loads(content[4:start])
-    arrays = []
-    for entry in header.pop("arrays"):
-        code = np.dtype(entry["type"]).newbyteorder("<")
-        count = int(np.prod(entry["shape"], dtype=np.int64))
-        array = np.frombuffer(content, code, count, start + entry["offset"])
-        arrays.append(array.reshape(entry["shape"]))
-    return header, arrays
+    metadata = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    arrays = load(content)
+    return json.loads(metadata["header"]), [arrays[str(n)] for n in range(len(arrays))]

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
     CLOSE_SHARE,
     LEAST_SHARE,
-    StrongRegion,
+    OWN_SHARE,
     listed_regions,
     strongest_regions,
 )
@@ -33,6 +33,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure, WeightOfEvidence
 from captum_pda.priors import EmptyContext, prior_settings
 from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.protocol import Regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import (
     Numbers,
@@ -187,15 +188,17 @@ def write_report(
                 "width": pixels.shape[1],
             },
             "second": second,
-            "listed": {"count": N_LISTED, "least_share": LEAST_SHARE, "close_share": CLOSE_SHARE},
+            "listed": {
+                "count": N_LISTED,
+                "least_share": LEAST_SHARE,
+                "close_share": CLOSE_SHARE,
+                "own_share": OWN_SHARE,
+            },
         }
         shown = []
         for (name, one), tested in zip(methods.items(), tests, strict=True):
-            own_header = _method_header(block, one, number, columns, colours)
-            pair = None
-            if second is not None:
-                pair = _listed(own_header["groups"], one, number, columns[first], columns[second])
-            shown.append({"name": name, **own_header, "pair": pair, "test": tested})
+            own_header = _method_header(block, one, number, columns, contrast, colours)
+            shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
         header["together"] = together_header(block, interactions, of_first, number, labels)
         whole = of_first.attribution(columns[0])
@@ -307,6 +310,7 @@ def _method_header(
     evidence: WindowEvidence,
     number: int,
     columns: list[int],
+    contrast: tuple[int, int] | None,
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
     """The evidence of a method: its regions, in groups of one size and depth, and their lists."""
@@ -337,12 +341,17 @@ def _method_header(
                 "rank": ranks[len(groups)],
             }
         )
+    # Those that are looked at first come last, and so replace others that are equal.
+    order = sorted(zip(ranks, range(len(groups)), parts.values(), strict=True), reverse=True)
+    places = {part.regions: place for _, place, own in order for part in own}
+    pair = None if contrast is None else _listed(places, evidence, number, *contrast)
     return {
         "groups": groups,
         "questions": {
             f"{part.context} {part.depth}": words.question(part) for part in evidence.parts
         },
-        "listed": [_listed(groups, evidence, number, column) for column in columns],
+        "listed": [_listed(places, evidence, number, column) for column in columns],
+        "pair": pair,
         "totals": [_total_words(evidence, number, column) for column in columns],
     }
 
@@ -408,7 +417,7 @@ def _ranks(parts: Sequence[EvidencePart], number: int, space: tuple[int, ...]) -
 
 
 def _listed(
-    groups: Sequence[Mapping[str, Any]],
+    places: Mapping[Regions, int],
     evidence: WindowEvidence,
     number: int,
     column: int,
@@ -418,24 +427,11 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    order = sorted(range(len(groups)), key=lambda place: groups[place]["rank"])
-
-    def group_of(region: StrongRegion) -> int:
-        regions = region.regions
-        assert regions is not None
-        own = {"space": list(regions.space), "count": len(regions)}
-        for place in order:
-            group = groups[place]
-            named = group["depth"] != "input" or group["title"] == regions.title
-            if named and own.items() <= group.items():
-                return place
-        return order[0]
-
     kinds = strongest_regions(evidence, column, N_LISTED, second, number)
     return {
         kind: [
             {
-                "group": group_of(region),
+                "group": places[cast(Regions, region.regions)],
                 "region": region.number,
                 "value": region.value,
                 "answers": region.answers(),

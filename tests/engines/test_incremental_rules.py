@@ -171,13 +171,8 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.to(x, copy=True).relu_() + x,
         lambda x: x.to(memory_format=torch.channels_last),
     ],
-    elementwise.channels_first: [
-        lambda x: F.prelu(x, CONSTANT.flatten()),
-        lambda x: F.local_response_norm(x, 3),
-    ],
     elementwise.linear: [lambda x: F.linear(x.permute(0, 2, 3, 1), WEIGHT).permute(0, 3, 1, 2)],
     elementwise.layer_norm: [lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,))],
-    elementwise.softmax: [lambda x: x.softmax(1), lambda x: F.log_softmax(x, dim=-3)],
     convolutions.batch_norm: [
         lambda x: F.batch_norm(x, WEIGHT[0], WEIGHT[1] ** 2, WEIGHT[2], WEIGHT[3]),
         lambda x: F.batch_norm(x.sin(), WEIGHT[0], WEIGHT[1] ** 2),

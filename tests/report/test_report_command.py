@@ -24,7 +24,7 @@ QUICK = [
 ]
 
 
-def explain(*arguments: str) -> int:
+def explain(*arguments):
     return main(["explain", *QUICK, *arguments, "--html"])
 
 

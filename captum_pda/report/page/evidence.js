@@ -248,24 +248,90 @@ function meansInside(group, map, { height, width }) {
   });
 }
 
-// The regions of a group with the strongest evidence for and against, as the map has them: what
-// strongest_regions of the Python side lists.
-function strongestRegions(group, map, photo, { count, least_share: leastShare }) {
-  const means = meansInside(group, map, photo);
-  const order = [...means.keys()].filter((region) => Number.isFinite(means[region]));
-  order.sort((a, b) => Math.abs(means[b]) - Math.abs(means[a]) || a - b);
-  const least = leastShare * Math.abs(means[order[0]]);
+// Groups with the mean of the map inside each region, and what each region says itself in standard
+// deviations of the map of its part, if that is enough to list it.
+function saidByRegions(groups, contexts, question, map, photo, ownShare) {
+  const maps = [];
+  const sizes = groups.map((group) => {
+    const asked = group.parts.filter((part) => contexts.includes(part.context));
+    const answers = asked.map((part) => {
+      const values = partValues(group, part, question);
+      const own = enlarged(averaged(group, values), group.space, photo.height, photo.width);
+      const deviation = spread(own) > FLAT * largest(own) ? spread(own) : 1;
+      maps.push(own.map((value) => value / deviation));
+      return values.map((value) => (Number.isFinite(value) ? value / deviation : 0));
+    });
+    const said = average(answers, answers.map(() => 1));
+    return { group, said, means: meansInside(group, map, photo) };
+  });
+  const mean = average(maps, maps.map(() => 1));
+  for (const size of sizes) {
+    const expected = meansInside(size.group, mean, photo);
+    const signed = size.said.map((value, region) => Math.sign(size.means[region]) * value);
+    size.carried = Array.from(signed, (value, region) => value >= ownShare * Math.abs(expected[region]));
+    size.said = signed.map((value, region) => (size.carried[region] ? value : 0));
+  }
+  return sizes;
+}
+
+// The regions with the strongest evidence for and against, as the map has them: what
+// strongest_regions of the Python side lists. Those of the first size are preferred; where one says
+// next to nothing itself, the region that makes the map there is listed.
+function strongestRegions(sizes, first, photo, { count, least_share: leastShare }) {
+  const before = (a, b) => b.strength - a.strength || a.place - b.place || a.region - b.region;
+  const entry = (place, region, replaces = false) => (
+    { place, region, replaces, strength: Math.abs(sizes[place].means[region]) });
+  const queue = Array.from(sizes[first].means, (_, region) => entry(first, region))
+    .filter(({ strength }) => Number.isFinite(strength))
+    .sort(before);
+  const least = queue.length ? leastShare * queue[0].strength : 0;
   const chosen = { for: [], against: [] };
-  const taken = [];
-  for (const region of order) {
-    if (!(Math.abs(means[region]) > least)) break;
-    const kind = chosen[means[region] < 0 ? "against" : "for"];
-    const box = boxOf({ group, region });
-    if (kind.length === count || (!group.cells && taken.some((other) => overlap(box, other)))) continue;
-    taken.push(box);
-    kind.push({ group, region, value: means[region] });
+  const taken = new Uint8Array(photo.height * photo.width);
+  for (let k = 0; k < queue.length && queue[k].strength > least; k += 1) {
+    const { place, region, replaces } = queue[k];
+    const { group, means, carried } = sizes[place];
+    const sign = Math.sign(means[region]);
+    const kind = chosen[sign < 0 ? "against" : "for"];
+    const pixels = kind.length === count ? [] : pixelsOf({ group, region }, photo);
+    if (!pixels.length || pixels.some((pixel) => taken[pixel])) continue;
+    const other = carried[region] || replaces ? null : strongestInside(sizes, sign, pixels, photo);
+    if (other) {
+      const own = entry(...other, true);
+      const at = queue.findIndex((one, place) => place > k && before(own, one) < 0);
+      queue.splice(at < 0 ? queue.length : at, 0, own);
+      continue;
+    }
+    pixels.forEach((pixel) => { taken[pixel] = 1; });
+    kind.push({ group, region, value: means[region], carried: carried[region] });
   }
   return chosen;
+}
+
+// Of the regions with a sign, the one that says most times the share of it that lies in some pixels.
+function strongestInside(sizes, sign, pixels, photo) {
+  const inside = new Float64Array(photo.height * photo.width);
+  pixels.forEach((pixel) => { inside[pixel] = 1; });
+  let [most, found] = [0, null];
+  sizes.forEach(({ group, means, said }, place) => {
+    meansInside(group, inside, photo).forEach((share, region) => {
+      if (Math.sign(means[region]) === sign && share * said[region] > most) {
+        [most, found] = [share * said[region], [place, region]];
+      }
+    });
+  });
+  return found;
+}
+
+function pixelsOf({ group, region }, photo) {
+  const { top, left, height, width } = boxOf({ group, region });
+  const pixels = [];
+  for (let y = top; y < top + height; y += 1) {
+    for (let x = left; x < left + width; x += 1) {
+      const pixel = y * photo.width + x;
+      if (!group.cells || group.cells[pixel] === region) pixels.push(pixel);
+    }
+  }
+  return pixels;
 }
 
 // Whether regions of other sizes disagree about a region by as much as its value.
@@ -283,15 +349,6 @@ function isUncertain(found, maps, photo) {
 function boxOf({ group, region }) {
   const [top, left, height, width] = group.boxes.subarray(4 * region, 4 * region + 4);
   return { top, left, height, width };
-}
-
-function overlap(a, b) {
-  const apart =
-    a.top >= b.top + b.height ||
-    b.top >= a.top + a.height ||
-    a.left >= b.left + b.width ||
-    b.left >= a.left + a.width;
-  return !apart;
 }
 
 function largest(map) {

@@ -70,8 +70,11 @@ class View {
   }
 
   ownList() {
-    const found = strongestRegions(this.pointed, this.map, this.photo, this.header.listed);
-    const maps = this.pointable().flatMap((group) =>
+    const groups = this.pointable();
+    const { own_share: ownShare } = this.header.listed;
+    const sizes = saidByRegions(groups, this.contexts, this.question, this.map, this.photo, ownShare);
+    const found = strongestRegions(sizes, groups.indexOf(this.pointed), this.photo, this.header.listed);
+    const maps = groups.flatMap((group) =>
       group.parts
         .filter((part) => this.contexts.includes(part.context))
         .map((part) => partMap(group, part, this.question, this.photo)),
@@ -83,7 +86,7 @@ class View {
         const answers = this.describe(one).parts.map((part) => answerWords(part, this.header));
         const next = regions[place + 1];
         const [own, other] = [one, next || one].map(({ value }) => Math.abs(value));
-        if (isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
+        if (!one.carried || isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
         else if (next && own - other < closeShare * own) answers.push(words.tied);
         return { ...one, answers };
       });
