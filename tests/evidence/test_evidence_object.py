@@ -276,6 +276,12 @@ HOSTILE = {
         ),
         "more than is read",
     ),
+    "a long grid": (
+        lambda s, t, h: s["regions"].append(
+            {"kind": "windows", "space": [2**28], "window": [1], "strides": [1]}
+        ),
+        "more than is read",
+    ),
     "windows that do not fit": (
         lambda s, t, h: s["regions"].append(
             {"kind": "windows", "space": [9, 9], "window": [10, 1], "strides": [1, 1]}
