@@ -255,17 +255,6 @@ class OwnEngine(DenseEngine):
             "multiply_by_inputs was true and is now false",
         ),
     ],
-    ids=[
-        "callable",
-        "slots",
-        "module",
-        "constant",
-        "engine",
-        "own_engine",
-        "output",
-        "inner_method",
-        "captum",
-    ],
 )
 def test_other_settings_are_refused_and_the_same_are_not(tmp_path, make, changed):
     explain(tmp_path, make(0.5))
