@@ -49,6 +49,21 @@ def make_convolutional(classes: int = 4, seed: int = 0) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
 
 
+class Counting(nn.Module):
+    """Counts the examples that its model has seen, and may be stopped after some of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.rows = model, 0
+        self.stop_after: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stop_after is not None and self.rows >= self.stop_after:
+            raise KeyboardInterrupt
+        self.rows += len(x)
+        return self.model(x)
+
+
 def make_images(*shape: int, seed: int = 1) -> Tensor:
     """Images whose neighbouring pixels resemble each other, in double precision."""
     generator = torch.Generator().manual_seed(seed)

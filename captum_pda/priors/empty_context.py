@@ -82,6 +82,20 @@ class EmptyContext:
         return boxes, contents.to(example.dtype)
 
 
+class BlurredContext:
+    """What priors of photos have in common: where nothing is seen stands the blurred example."""
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
+        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
+        return blurred(example)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region in the blurred example, n + s (x - n), where s falls from 1 to 0 around the
+        region with the softness of 1/16 of its extent: boxes, and contents (W, C, *box)."""
+        return pasted(example, self.nothing_seen(example), windows)
+
+
 def seen_share(hidden: Tensor) -> Tensor:
     """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
     share = blurred((~hidden).to(torch.float32), SET_EDGE)

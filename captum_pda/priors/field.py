@@ -13,6 +13,7 @@ length l and a smoothness b.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from captum_pda import device_sync
 from captum_pda.distributed import Ranks
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
-from captum_pda.priors.empty_context import EmptyContext, blurred, pasted
+from captum_pda.priors.empty_context import BlurredContext, EmptyContext
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
 from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin
 from captum_pda.regions.protocol import Windows
@@ -50,7 +51,7 @@ SPECTRUM_EDGES = np.geomspace(1e-7, 12.0, 257)
 LENGTH_BOUNDS, SMOOTHNESS_BOUNDS = (0.1, 1e4), (1e-3, 1e3)
 
 
-class GaussianFieldPrior:
+class GaussianFieldPrior(BlurredContext):
     """All pixels are one Gaussian field; a region is expected given all pixels outside of it.
 
     Without a fit, nothing about the data is assumed but that neighbouring pixels are alike. The
@@ -167,17 +168,6 @@ class GaussianFieldPrior:
                 f"this GaussianFieldPrior was fitted to {len(self.mean)} channels, and the input "
                 f"has {len(example)}; fit it to such inputs, or use GaussianFieldPrior() unfitted"
             )
-
-    # The empty context
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
-        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
-        return blurred(example)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region in the blurred example, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
 
     # Fitting and storing
 
@@ -302,11 +292,10 @@ class _Spectrum:
     def __init__(self, n_channels: int) -> None:
         n_bins = len(SPECTRUM_EDGES) + 1
         self.n_channels = n_channels
-        #: Images, pixels, and the sums over images of pixels times mean, and mean times its
-        #: transpose.
-        self.n_images, self.n_pixels = 0.0, 0.0
+        #: Sums over images: 1, pixels, pixels times mean, and pixels times mean times its
+        #: transpose. Of each bin: coefficients, eigenvalues, products of channels.
+        self.n_images, self.n_pixels = np.zeros(()), np.zeros(())
         self.level, self.level_squares = np.zeros(n_channels), np.zeros((n_channels, n_channels))
-        #: Of each bin: coefficients, sum of eigenvalues, sum of products of channels.
         self.counts, self.eigenvalues = np.zeros(n_bins), np.zeros(n_bins)
         self.power = np.zeros((n_bins, n_channels, n_channels))
 
@@ -318,34 +307,28 @@ class _Spectrum:
                 "fit to images of one kind"
             )
         space = tuple(images.shape[2:])
-        eigenvalues = np.zeros(space)
-        for axis, size in enumerate(space):
-            along = 2 - 2 * np.cos(np.pi * np.arange(size) / size)
-            eigenvalues += along.reshape([-1 if a == axis else 1 for a in range(len(space))])
-        flat = eigenvalues.reshape(-1)[1:]
-        bins, n_bins = np.searchsorted(SPECTRUM_EDGES, flat), len(self.counts)
+        n_pixels = math.prod(space)
+        along = (2 - 2 * np.cos(np.pi * np.arange(size) / size) for size in space)
+        eigenvalues = np.sum(np.meshgrid(*along, indexing="ij"), axis=0).reshape(-1)[1:]
+        bins, n_bins = np.searchsorted(SPECTRUM_EDGES, eigenvalues), len(self.counts)
         for image in images.detach().cpu().double().numpy():
             coefficients = dctn(image, axes=range(1, image.ndim), norm="ortho")
             coefficients = coefficients.reshape(self.n_channels, -1)
-            mean = coefficients[:, 0] / math.sqrt(math.prod(space))
+            mean = coefficients[:, 0] / math.sqrt(n_pixels)
             self.n_images += 1
-            self.n_pixels += math.prod(space)
-            self.level += math.prod(space) * mean
-            self.level_squares += math.prod(space) * np.outer(mean, mean)
+            self.n_pixels += n_pixels
+            self.level += n_pixels * mean
+            self.level_squares += n_pixels * np.outer(mean, mean)
             self.counts += np.bincount(bins, minlength=n_bins)
-            self.eigenvalues += np.bincount(bins, flat, minlength=n_bins)
-            for one in range(self.n_channels):
-                for other in range(one + 1):
-                    product = coefficients[one, 1:] * coefficients[other, 1:]
-                    total = np.bincount(bins, product, minlength=n_bins)
-                    self.power[:, one, other] += total
-                    if other != one:
-                        self.power[:, other, one] += total
+            self.eigenvalues += np.bincount(bins, eigenvalues, minlength=n_bins)
+            for one, other in itertools.product(range(self.n_channels), repeat=2):
+                product = coefficients[one, 1:] * coefficients[other, 1:]
+                self.power[:, one, other] += np.bincount(bins, product, minlength=n_bins)
 
     @property
     def mean(self) -> Floats:
         """The mean of each channel."""
-        return self.level / self.n_pixels
+        return np.asarray(self.level / self.n_pixels)
 
     def most_likely(self) -> tuple[float, float, Tensor]:
         """The correlation length, the smoothness and the covariance of colours that make these
@@ -364,33 +347,26 @@ class _Spectrum:
                 "without a fit"
             )
 
-        def precision(logarithms: Floats) -> Floats:
+        def fitted(logarithms: Floats) -> tuple[Floats, Floats]:
+            # The precision of each bin, and the colours of the largest likelihood.
             length, smoothness = np.exp(logarithms)
-            total: Floats = length**-2 + eigenvalues + smoothness**2 * eigenvalues**2
-            return total
-
-        def colours(precisions: Floats) -> Floats:
+            precisions = length**-2 + eigenvalues + smoothness**2 * eigenvalues**2
             covariance = np.tensordot(precisions, power, 1) / counts.sum()
-            return np.asarray(covariance + loading * np.eye(self.n_channels))
+            return precisions, covariance + loading * np.eye(self.n_channels)
 
         def unlikelihood(logarithms: Floats) -> float:
-            precisions = precision(logarithms)
-            _, logarithm = np.linalg.slogdet(colours(precisions))
+            precisions, colours = fitted(logarithms)
+            _, logarithm = np.linalg.slogdet(colours)
             return float(logarithm - self.n_channels * counts @ np.log(precisions) / counts.sum())
 
-        limits = [
-            (math.log(low), math.log(high)) for low, high in (LENGTH_BOUNDS, SMOOTHNESS_BOUNDS)
+        limits = np.log([LENGTH_BOUNDS, SMOOTHNESS_BOUNDS])
+        starts = np.log(list(itertools.product((1, 30), (1e-2, 1))))
+        tries = [
+            minimize(unlikelihood, start, method="Nelder-Mead", bounds=limits) for start in starts
         ]
-        starts = [(math.log(length), math.log(b)) for length in (1, 30) for b in (1e-2, 1)]
-        found = min(
-            (
-                minimize(unlikelihood, start, method="Nelder-Mead", bounds=limits)
-                for start in starts
-            ),
-            key=lambda result: float(result.fun),
-        )
+        found = min(tries, key=lambda result: float(result.fun))
         length, smoothness = (float(value) for value in np.exp(found.x))
-        return length, smoothness, torch.from_numpy(colours(precision(found.x)))
+        return length, smoothness, torch.from_numpy(fitted(found.x)[1])
 
 
 def _over_ranks(spectrum: _Spectrum | None, ranks: Ranks) -> _Spectrum:
@@ -402,18 +378,10 @@ def _over_ranks(spectrum: _Spectrum | None, ranks: Ranks) -> _Spectrum:
     if len(seen) > 1:
         raise ValueError(f"the ranks have images of {seen} channels; fit to images of one kind")
     total = spectrum or _Spectrum(seen[0])
-    if ranks.count > 1:
-        parts = (total.n_images, total.n_pixels, total.level, total.level_squares)
-        arrays: list[Any] = [*map(np.asarray, parts), total.counts, total.eigenvalues, total.power]
-        flat = np.concatenate([array.reshape(-1) for array in arrays])
-        summed = ranks.sum(torch.from_numpy(flat)).numpy()
-        ends = np.cumsum([array.size for array in arrays])[:-1]
-        pieces = [
-            piece.reshape(array.shape)
-            for piece, array in zip(np.split(summed, ends), arrays, strict=True)
-        ]
-        total.n_images, total.n_pixels = float(pieces[0]), float(pieces[1])
-        total.level, total.level_squares, total.counts, total.eigenvalues, total.power = pieces[2:]
+    for name, values in vars(total).items():
+        if isinstance(values, np.ndarray) and ranks.count > 1:
+            summed = ranks.sum(torch.from_numpy(values.reshape(-1))).numpy()
+            setattr(total, name, summed.reshape(values.shape))
     return total
 
 

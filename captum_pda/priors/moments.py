@@ -371,39 +371,19 @@ class StationaryMoments(Moments):
             raise ValueError("it counts more pairs of pixels than pixels, or fewer than none")
 
 
-def merged_over_ranks(
-    kind: type[Moments], joint: bool, own: Moments | None, ranks: Ranks
-) -> Moments:
-    """The moments of all that any rank of a process group has seen, the same on every rank.
-
-    Each rank sends its sums to all others in turn, and all add them in the same order, as one
-    process adds fits. A rank that has seen nothing has None as its ``own``.
-    """
-    told = ranks.gather([own.n_channels, *own.patch, 0, 0][:4] if own else [0] * 4)
-    fitted = [rank for rank, (channels, *_) in enumerate(told) if channels]
-    if not fitted:
+def merged_over_ranks(own: Moments | None, ranks: Ranks) -> Moments:
+    """The moments of all that any rank of a process group has seen, the same on every rank: all add
+    them in the same order, as one process adds fits. A rank that has seen nothing has None."""
+    fits: list[Moments] = [each for each in ranks.gather(own and own.to("cpu")) if each]
+    if not fits:
         raise ValueError("there were no batches to fit on any rank; the iterables were empty")
-    if len({tuple(told[rank]) for rank in fitted}) > 1:
-        shapes = [(channels, [size for size in patch if size]) for channels, *patch in told]
+    shapes = [(each.n_channels, each.patch) for each in fits]
+    if len(set(shapes)) > 1:
         raise ValueError(
             "only fits of the same settings merge; the ranks have these numbers of channels and "
             f"patch sizes: {shapes}"
         )
-    channels, *padded = told[fitted[0]]
-    patch = tuple(size for size in padded if size)
-    device = own.device if own else torch.device("cpu")
-    merged: Moments | None = None
-    for rank in fitted:
-        sums = {
-            name: torch.empty(shape, dtype=torch.float64, device=device)
-            for name, shape in kind.shapes(patch, joint, channels).items()
-        }
-        if own and rank == ranks.rank:
-            sums = own.tensors
-        sums = {name: ranks.from_rank(rank, sums[name]) for name in sorted(sums)}
-        if merged is None:
-            merged = kind(patch, joint, sums)
-        else:
-            merged.merge(kind(patch, joint, sums))
-    assert merged is not None  # some rank was fitted
-    return merged
+    merged, *others = fits
+    for other in others:
+        merged.merge(other)
+    return merged.to(own.device if own else "cpu")

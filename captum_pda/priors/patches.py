@@ -17,10 +17,10 @@ from captum_pda.distributed import Ranks
 from captum_pda.errors import CovarianceError, NotFittedError, warn_user
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_choice, check_count
-from captum_pda.priors.empty_context import blurred, pasted
+from captum_pda.priors.empty_context import BlurredContext
 from captum_pda.priors.moments import FullMoments, Moments, StationaryMoments, merged_over_ranks
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.regions.protocol import Integers, PlacedWindows, Windows, row_major_steps
+from captum_pda.regions.protocol import Integers, Windows, row_major_steps
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,7 +44,7 @@ COVARIANCES: dict[str, type[Moments]] = {"stationary": StationaryMoments, "full"
 CHANNELS = ("joint", "independent")
 
 
-class GaussianPatchPrior:
+class GaussianPatchPrior(BlurredContext):
     """Pixels of an outer patch are jointly Gaussian, so a window given the ring around it is too:
     mean m_w + S_wr S_rr^-1 (x_r - m_r), covariance S_ww - S_wr S_rr^-1 S_rw.
 
@@ -132,9 +132,7 @@ class GaussianPatchPrior:
             shows = show_progress and ranks.rank == 0
             for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
                 fresh._add(batch)
-        if ranks.count > 1:
-            fresh.merge_across(process_group)
-        self._use(fresh._moments)
+        self._use(merged_over_ranks(fresh._moments, ranks))
         return self
 
     def partial_fit(self, images: Tensor) -> Self:
@@ -165,13 +163,6 @@ class GaussianPatchPrior:
         else:
             mine.merge(theirs.to(mine.device))
         self._use(mine)
-        return self
-
-    def merge_across(self, process_group: ProcessGroup | None) -> Self:
-        """Add what the other ranks of a process group were fitted to; all ranks call it, and a rank
-        may have seen nothing. Every rank then has the same fit."""
-        kind, joint = COVARIANCES[self.covariance], self.channels == "joint"
-        self._use(merged_over_ranks(kind, joint, self._moments, Ranks(process_group)))
         return self
 
     def _add(self, batch: Tensor) -> None:
@@ -390,18 +381,6 @@ class GaussianPatchPrior:
                 "channels='independent'"
             )
         return tuple(patch.tolist())
-
-    # The empty context
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
-        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
-        return blurred(example)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
-        """Each region in the blurred example, n + s (x - n), where s falls from 1 to 0 around the
-        region with the softness of 1/16 of its extent: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
 
     # Moving and storing
 

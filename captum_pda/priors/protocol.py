@@ -50,7 +50,6 @@ class PatchPrior(Protocol):
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         """The expected content of each region of an example (C, *space), (W, C, *window)."""
-        ...
 
     def sample(
         self,
@@ -60,7 +59,6 @@ class PatchPrior(Protocol):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draws of each region's content, (S, W, C, *window)."""
-        ...
 
 
 #: A tensor (N, C, *space), an iterable of such tensors or of tuples that start with one (a

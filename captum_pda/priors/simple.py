@@ -17,7 +17,6 @@ from captum_pda.priors.empty_context import EmptyContext, pasted
 from captum_pda.priors.field import prior_for, prior_settings
 from captum_pda.priors.protocol import Images, PatchPrior, batches_of
 from captum_pda.regions.protocol import (
-    PlacedWindows,
     Windows,
     box_values,
     drawing_numbers,
@@ -25,11 +24,23 @@ from captum_pda.regions.protocol import (
 )
 
 
-class _MeanOnly:
-    """A prior whose draws are all its conditional mean."""
+class _OneImage:
+    """A prior that fills from the image ``nothing_seen``, and draws its mean only."""
+
+    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    version = 1
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        """What stands in an example (C, *space) of which nothing is seen, of the same shape."""
+        raise NotImplementedError
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        raise NotImplementedError
+        """What ``nothing_seen`` has in each region, (W, C, *window)."""
+        return box_values(self.nothing_seen(example), regions)
+
+    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each region in ``nothing_seen``, with soft edges: boxes, and contents (W, C, *box)."""
+        return pasted(example, self.nothing_seen(example), windows)
 
     def sample(
         self,
@@ -43,7 +54,7 @@ class _MeanOnly:
         return mean.expand(n_samples, *mean.shape)
 
 
-class ConstantPrior(_MeanOnly):
+class ConstantPrior(_OneImage):
     """Fills every window with a constant, as `captum.attr.Occlusion
     <https://captum.ai/api/occlusion.html>`_ does with its baseline.
 
@@ -55,14 +66,8 @@ class ConstantPrior(_MeanOnly):
         >>> EfficientPDA(model, prior=ConstantPrior(0.0)).attribute(image, target=3)
     """
 
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
-    version = 1
-
     def __init__(self, value: float | Tensor = 0.0) -> None:
         self.value = value
-
-    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        return box_values(self.nothing_seen(example), regions)
 
     def nothing_seen(self, example: Tensor) -> Tensor:
         """The constant everywhere, (C, *space)."""
@@ -79,10 +84,6 @@ class ConstantPrior(_MeanOnly):
                 f"{(channels, *space)}"
             ) from None
 
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
-        """Each region in the constant, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
-
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""
         value: object = self.value
@@ -94,7 +95,7 @@ class ConstantPrior(_MeanOnly):
         return f"ConstantPrior({self.value!r})"
 
 
-class MarginalPrior:
+class MarginalPrior(_OneImage):
     """P(x_w) in place of P(x_w | surroundings), as in the paper's MNIST experiment.
 
     Samples are real windows of the fitted images at the same place; the conditional mean is their
@@ -106,9 +107,6 @@ class MarginalPrior:
         >>> prior = MarginalPrior().fit(train_loader)
         >>> SampledPDA(model, prior=prior).attribute(digit, target=3, sliding_window_shapes=4)
     """
-
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
-    version = 1
 
     def __init__(self) -> None:
         self._images: Tensor | None = None
@@ -131,9 +129,6 @@ class MarginalPrior:
         self._images = self._fitted().to(device)
         return self
 
-    def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        return box_values(self.nothing_seen(example), regions)
-
     def sample(
         self,
         example: Tensor,
@@ -151,10 +146,6 @@ class MarginalPrior:
         """The mean of the fitted images, (C, *space)."""
         self._fitted(example)
         return device_sync.moved_like(self._mean, example)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
-        """Each region in the mean image, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
 
     def settings(self) -> dict[str, object]:
         """What describes this prior, as plain values."""
@@ -188,7 +179,7 @@ class MarginalPrior:
         return f"MarginalPrior({fitted})"
 
 
-class MapMeanPrior(_MeanOnly):
+class MapMeanPrior(_OneImage):
     """Fills a region with the mean of each channel over all places outside of it.
 
     LayerPDA's default: for a feature map of a thousand channels on 7 x 7 places a covariance is
@@ -199,9 +190,6 @@ class MapMeanPrior(_MeanOnly):
 
         >>> LayerPDA(model, model.layer4, prior=MapMeanPrior()).attribute(image, target=3)
     """
-
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
-    version = 1
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         # Sums of half precision would be beyond it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -11,11 +12,7 @@ from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import Context, contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
-from captum_pda.regions.superpixels import (
-    Granularities,
-    Superpixels,
-    check_granularities,
-)
+from captum_pda.regions.superpixels import Granularities, Superpixels, check_granularities
 from captum_pda.regions.windows import (
     LARGE_SIDE,
     Extent,
@@ -104,62 +101,48 @@ def choose_regions(
         sets = tuple(scale_grids(tuple(tensor.shape[2:]), scales, strides) for tensor in inputs)
     elif sliding_window_shapes is not None:
         sets = tuple((grid,) for grid in make_grids(inputs, sliding_window_shapes, strides))
-    if sets is not None:
-        if context == "all":
-            contexts = contexts_of("both")  # random sets go with the default superpixels
-        return {each.name: _in_sets(sets, n_sets) if each.in_sets else sets for each in contexts}
-    if context == "all" and not all(_has_superpixels(tensor, strides) for tensor in inputs):
-        contexts = contexts_of("both")
     steps = _one_each(strides, len(inputs), "strides")
-    # One object for each granularity, since SLIC is slow and contexts share their regions.
-    found: dict[tuple[int, int], Regions] = {}
-    default = {
-        each.name: tuple(
-            _default_regions(number, tensor, step, each, granularities[each.name], found)
-            for number, (tensor, step) in enumerate(zip(inputs, steps, strict=True))
+    has_superpixels = [
+        strides is None and tensor.dim() >= 4 and min(tensor.shape[2:]) >= SMALLEST_SIDE
+        for tensor in inputs
+    ]
+    if context == "all" and (sets is not None or not all(has_superpixels)):
+        contexts = contexts_of("both")  # random sets go with the default superpixels
+
+    @cache  # one object for each granularity, since SLIC is slow and contexts share their regions
+    def found(number: int, granularity: int) -> Regions:
+        return Superpixels(inputs[number], granularity)
+
+    def default(context: Context) -> RegionSets:
+        return tuple(
+            tuple(found(number, granularity) for granularity in granularities[context.name])
+            if has_superpixels[number]
+            else default_grids(tuple(tensor.shape[2:]), steps[number], context)
+            for number, tensor in enumerate(inputs)
         )
-        for each in contexts
-    }
+
+    asked = {each.name: default(each) if sets is None else sets for each in contexts}
     return {
-        each.name: _in_sets(default[each.name], n_sets) if each.in_sets else default[each.name]
+        each.name: _in_sets(asked[each.name], n_sets) if each.in_sets else asked[each.name]
         for each in contexts
     }
-
-
-def _has_superpixels(tensor: Tensor, strides: Extents) -> bool:
-    """Whether the default regions of a tensor are superpixels."""
-    return strides is None and tensor.dim() >= 4 and min(tensor.shape[2:]) >= SMALLEST_SIDE
 
 
 def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
     """Random sets of the regions of each tensor."""
-
-    def in_sets(regions: Regions) -> Regions:
+    for regions in (regions for sizes in sets for regions in sizes):
         if not isinstance(regions, FeatureMaskRegions):
             raise ValueError(
                 "context='random' shows sets of regions that do not overlap; give superpixels= or "
                 f"feature_mask= in place of {regions.title}, or another context"
             )
-        return Coalitions(regions, n_sets)
-
-    return tuple(tuple(map(in_sets, sizes)) for sizes in sets)
-
-
-def _default_regions(
-    number: int,
-    tensor: Tensor,
-    strides: Extent | None,
-    context: Context,
-    granularities: tuple[int, ...],
-    found: dict[tuple[int, int], Regions],
-) -> tuple[Regions, ...]:
-    """The default regions of a tensor; ``found`` has the superpixels that were found before."""
-    if not _has_superpixels(tensor, strides):
-        return default_grids(tuple(tensor.shape[2:]), strides, context)
-    for granularity in granularities:
-        if (number, granularity) not in found:
-            found[number, granularity] = Superpixels(tensor, granularity)
-    return tuple(found[number, granularity] for granularity in granularities)
+    return tuple(
+        tuple(
+            Coalitions(regions, n_sets // len(sizes), seed)  # type: ignore[arg-type]
+            for seed, regions in enumerate(sizes)
+        )
+        for sizes in sets
+    )
 
 
 def _found_regions(
@@ -167,25 +150,22 @@ def _found_regions(
 ) -> RegionSets:
     """Regions of a kind that is found in the images, of each size."""
     name = kind if isinstance(kind, str) else "regions"
-    if isinstance(kind, str) and kind not in REGION_KINDS:
-        known = ", ".join(map(repr, REGION_KINDS))
-        raise ValueError(f"regions={kind!r} is not known; choose one of {known}")
-    find = REGION_KINDS[kind] if isinstance(kind, str) else kind
+    if isinstance(kind, str):
+        if kind not in REGION_KINDS:
+            known = ", ".join(map(repr, REGION_KINDS))
+            raise ValueError(f"regions={kind!r} is not known; choose one of {known}")
+        kind = REGION_KINDS[kind]
     return tuple(
-        tuple(find(tensor, size) for size in check_granularities(sizes, tuple(tensor.shape), name))
+        tuple(kind(tensor, size) for size in check_granularities(sizes, tuple(tensor.shape), name))
         for tensor in inputs
     )
 
 
 def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
     """Regions of one's own: a kind by its name, or an object for each tensor."""
-    if (
-        isinstance(regions, tuple)
-        and len(regions) == 2
-        and (isinstance(regions[0], str) or callable(regions[0]))
-    ):
-        return _found_regions(inputs, regions[0], regions[1])
     each = regions if isinstance(regions, tuple) else (regions,)
+    if len(each) == 2 and (isinstance(each[0], str) or callable(each[0])):
+        return _found_regions(inputs, *each)
     if not all(hasattr(one, "boxes") and hasattr(one, "space") for one in each):
         raise TypeError(
             f"regions={regions!r} must be a WindowGrid, FeatureMaskRegions or another object with "
@@ -213,22 +193,13 @@ def make_grids(
     """
     shapes = _one_each(sliding_window_shapes, len(inputs), "sliding_window_shapes")
     steps = _one_each(strides, len(inputs), "strides")
-    return tuple(
-        window_grid(
-            tuple(tensor.shape[2:]),
-            papers_window(tensor) if shape is None else shape,
-            step,
-            channels=tensor.shape[1],
-        )
-        for tensor, shape, step in zip(inputs, shapes, steps, strict=True)
-    )
-
-
-def papers_window(tensor: Tensor) -> tuple[int, ...]:
-    """The papers' window: 10 wide, or 4 where the shorter side is under 64."""
-    space = tuple(tensor.shape[2:])
-    width = 10 if min(space) >= LARGE_SIDE else 4
-    return tuple(min(width, size) for size in space)
+    grids = []
+    for tensor, shape, step in zip(inputs, shapes, steps, strict=True):
+        space = tuple(tensor.shape[2:])
+        if shape is None:
+            shape = tuple(min(10 if min(space) >= LARGE_SIDE else 4, size) for size in space)
+        grids.append(window_grid(space, shape, step, channels=tensor.shape[1]))
+    return tuple(grids)
 
 
 def _mask_regions(

@@ -36,6 +36,7 @@ class Coalitions:
     Args:
         regions: the regions, of which each pixel has one.
         count: how many sets there are.
+        seed: of the random numbers.
 
     Example::
 
@@ -44,11 +45,12 @@ class Coalitions:
         (200, 58)
     """
 
-    def __init__(self, regions: FeatureMaskRegions, count: int) -> None:
+    def __init__(self, regions: FeatureMaskRegions, count: int, seed: int = 0) -> None:
         self.regions = regions
         self.space = regions.space
         self.count = count
-        generator = np.random.default_rng(0)
+        self.seed = seed
+        generator = np.random.default_rng(seed)
         half = -(-count // 2)
         shares = np.resize(SEEN_SHARES, half)
         # Region by region: whether one is seen does not depend on how many others there are, such
@@ -67,12 +69,10 @@ class Coalitions:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What the regions are called by."""
         return self.regions.size
 
     @property
     def title(self) -> str:
-        """What to call the sets."""
         return f"{self.count} sets of {self.regions.title}"
 
     def boxes(self, example: int) -> tuple[ShownSets, ...]:
@@ -81,15 +81,12 @@ class Coalitions:
         return (ShownSets(self.regions.numbers[row], self.seen),)
 
     def members(self, example: int) -> tuple[Integers, ...]:
-        """The numbers of the sets in each group of ``boxes``."""
         return (np.arange(self.count),)
 
     def absent(self, n_examples: int) -> Tensor:
-        """Every example has every set, (N, sets)."""
         return torch.zeros(n_examples, self.count, dtype=torch.bool, device="cpu")
 
     def of_examples(self, rows: slice) -> Self:
-        """The same sets, of some of the examples."""
         other = copy(self)
         other.regions = self.regions.of_examples(rows)
         return other
@@ -100,12 +97,15 @@ class Coalitions:
         return self.regions.average(added.squeeze(-1))
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
-        """Each pixel lies in one region."""
         return self.regions.coverage(device)
 
     def settings(self) -> dict[str, object]:
-        """What describes the sets, as plain values."""
-        shares = {"count": self.count, "seen_shares": SEEN_SHARES, "ridge": RIDGE}
+        shares = {
+            "count": self.count,
+            "seed": self.seed,
+            "seen_shares": SEEN_SHARES,
+            "ridge": RIDGE,
+        }
         return {"kind": "Coalitions", **shares, "regions": self.regions.settings()}
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,30 +120,27 @@ class Coalitions:
             regions, columns), 0 for those an example lacks; and its standard error.
         """
         absent = self.regions.absent(len(scores)).numpy()
-        centres, added, errors = [], [], []
+        parts = []
         for own, is_known, lacks in zip(scores, known.cpu().numpy(), absent, strict=True):
             n_known = int(is_known.sum())
             if n_known == 0:
-                empty = torch.full_like(own[:1], torch.nan)
-                centres.append(empty[0])
-                added.append(empty.expand(len(lacks), -1))
-                errors.append(added[-1])
+                empty = own.new_full((len(lacks), own.shape[1]), torch.nan)
+                parts.append((empty[0], empty, empty))
                 continue
             design = np.where(self.seen[is_known], 0.5, -0.5) * ~lacks
             design = np.concatenate([design, np.ones((n_known, 1))], axis=1)
             penalty = np.diag([RIDGE] * len(lacks) + [0.0])
-            inverse = np.linalg.inv(design.T @ design + penalty)
             # From scores to coefficients; the errors are those of independent residuals.
+            inverse = np.linalg.inv(design.T @ design + penalty)
             reads = device_sync.moved_like(torch.from_numpy(inverse @ design.T), own)
             given = own[torch.from_numpy(np.flatnonzero(is_known)).to(own.device)]
             found = reads @ given
             fitted = device_sync.moved_like(torch.from_numpy(design), own) @ found
             spread = (given - fitted).square().sum(0) / max(n_known - 1, 1)
-            scale = reads.square().sum(1, keepdim=True)
-            centres.append(found[-1])
-            added.append(found[:-1])
-            errors.append((scale * spread).sqrt()[:-1])
-        return torch.stack(centres), torch.stack(added), torch.stack(errors)
+            errors = (reads.square().sum(1, keepdim=True) * spread).sqrt()
+            parts.append((found[-1], found[:-1], errors[:-1]))
+        centre, added, error = (torch.stack(each) for each in zip(*parts, strict=True))
+        return centre, added, error
 
 
 class ShownSets:
@@ -161,24 +158,19 @@ class ShownSets:
         self._seen = seen
         self.first = first
         self.space = self.window = tuple(numbers.shape)
+        self.corner_array: Integers = np.zeros((len(seen), len(self.space)), dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def __getitem__(self, numbers: slice) -> ShownSets:
-        start, _, _ = numbers.indices(len(self))
-        return ShownSets(self._numbers, self._seen[numbers], self.first + start)
+        return self.pick(range(len(self))[numbers])
 
     def pick(self, numbers: Iterable[int]) -> ShownSets:
         """Some of these sets, in this order."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         first = self.first + (int(chosen[0]) if len(chosen) else 0)
         return ShownSets(self._numbers, self._seen[chosen], first)
-
-    @property
-    def corner_array(self) -> Integers:
-        """The first pixel of each box."""
-        return np.zeros((len(self), len(self.space)), dtype=np.int64)
 
     @property
     def hidden(self) -> Tensor:

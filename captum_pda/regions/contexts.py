@@ -6,35 +6,24 @@ A new context is one class here and one entry of ``CONTEXTS``; users pass its na
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from captum_pda.regions.protocol import Windows
 
 
-class RegionFills(Protocol):
-    """What a method and its prior can put into an example (C, *space)."""
-
-    def drawn(self, example: Tensor, windows: Windows, sampling: Any) -> Tensor:
-        """What the prior expects in the place of regions, or samples of it, (S, W, C, *window)."""
-        ...
-
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example with nothing seen of it, (C, *space)."""
-        ...
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
-        ...
-
-    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each set of regions with nothing else seen: boxes, and contents (W, C, *space)."""
-        ...
-
-
 class Context:
-    """What the model gets before a region is changed, and what is put in the region's place."""
+    """What the model gets before a region is changed, and what is put in the region's place.
+
+    ``fills`` offers what a method and its prior can put into an example (C, *space):
+
+    - ``drawn(example, windows, sampling)``: what the prior expects in the place of regions, or
+      samples of it, (S, W, C, *window).
+    - ``nothing_seen(example)``: the example with nothing seen of it, (C, *space).
+    - ``seen_alone(example, windows)``, ``seen_together(example, windows)``: each region, or each
+      set of regions, with nothing else seen: boxes, and their contents (W, C, *box).
+    """
 
     #: What users pass as ``context``.
     name: str
@@ -47,6 +36,8 @@ class Context:
     starts_from_nothing = False
     #: Whether regions are shown in random sets, in place of one at a time.
     in_sets = False
+    #: How much the map of this question counts beside those of others.
+    weight = 1.0
     #: About how many superpixels there are by default, for each effort. More granularities add
     #: passes and no faithfulness (benchmarks/FAITHFULNESS.md).
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
@@ -76,12 +67,12 @@ class Context:
     #: The caption of a picture of what the model was shown.
     picture = "As it was shown"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """What the model gets before a region is changed, (C, *space)."""
         raise NotImplementedError
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The boxes that change, and what is put there, (S, W, C, *box)."""
         raise NotImplementedError
@@ -98,12 +89,12 @@ class Full(Context):
     effect = "Seeing it"
     picture = "Expected in its place"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """The example as it is."""
         return example
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """What the prior expects in the region, or samples of it."""
         return windows, fills.drawn(example, windows, sampling)
@@ -131,28 +122,32 @@ class Empty(Context):
     effect = "By itself, it"
     picture = "By itself"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
+    def before(self, fills: Any, example: Tensor) -> Tensor:
         """The example with nothing seen of it."""
-        return fills.nothing_seen(example)
+        nothing: Tensor = fills.nothing_seen(example)
+        return nothing
 
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The region's true content, in an input with nothing else seen."""
         boxes, contents = fills.seen_alone(example, windows)
         return boxes, contents.unsqueeze(0)
 
 
-class Random(Context):
+class Random(Empty):
     """Random sets of regions are shown: what does a region add to those that are seen with it?"""
 
     name = "random"
-    removes = False
-    is_sampled = False
-    in_sets = True  # so its evidence starts from half of the regions seen, not from nothing
-    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = dict.fromkeys(
-        ("quick", "standard", "thorough"), (60,)
-    )
+    starts_from_nothing = False  # its evidence starts from half of the regions seen
+    in_sets = True
+    weight = 2.0  # ahead of 1 on 24 photos (benchmarks/FAITHFULNESS.md)
+    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "quick": (60,),
+        "standard": (60,),
+        # Different outlines tell what a part of a superpixel adds; each needs about 100 sets.
+        "thorough": (45, 60, 75, 90),
+    }
     choice = "Each among others"
     each = "each region among random others"
     question = "among others"
@@ -160,12 +155,8 @@ class Random(Context):
     effect = "Among random others, it"
     picture = "Among others"
 
-    def before(self, fills: RegionFills, example: Tensor) -> Tensor:
-        """The example with nothing seen of it."""
-        return fills.nothing_seen(example)
-
     def changed(
-        self, fills: RegionFills, example: Tensor, windows: Windows, sampling: Any
+        self, fills: Any, example: Tensor, windows: Windows, sampling: Any
     ) -> tuple[Windows, Tensor]:
         """The regions of each set, in an input with nothing else seen."""
         boxes, contents = fills.seen_together(example, windows)
@@ -174,16 +165,15 @@ class Random(Context):
 
 #: Every context by its name.
 CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty(), "random": Random()}
-#: The contexts of ``context="both"``, and of ``context="all"``.
-BOTH = ("full", "empty")
-ALL = ("full", "empty", "random")
+#: Names for several contexts together.
+SEVERAL = {"both": ("full", "empty"), "all": ("full", "empty", "random")}
 #: How many random sets of regions there are for each effort.
 SETS = {"quick": 100, "standard": 200, "thorough": 400}
 #: Beside random sets, fewer superpixels are as good (benchmarks/FAITHFULNESS.md).
 BESIDE_SETS: dict[str, dict[str, tuple[int, ...]]] = {
     "quick": {"full": (25, 60), "empty": (12, 25)},
     "standard": {"full": (12, 25, 60), "empty": (12, 25)},
-    "thorough": {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)},
+    "thorough": {"full": (12, 25, 60), "empty": (12, 25)},
 }
 #: The fewest passes that can be asked for as a number.
 LEAST_PASSES = 150
@@ -191,13 +181,11 @@ LEAST_PASSES = 150
 
 def contexts_of(context: object) -> list[Context]:
     """The contexts that the argument ``context`` names."""
-    several = {"both": BOTH, "all": ALL}
-    if isinstance(context, str) and context in several:
-        return [CONTEXTS[name] for name in several[context]]
-    if not isinstance(context, str) or context not in CONTEXTS:
-        known = ", ".join(map(repr, [*CONTEXTS, *several]))
-        raise ValueError(f"context={context!r} is not known; choose one of {known}")
-    return [CONTEXTS[context]]
+    known = {**{name: (name,) for name in CONTEXTS}, **SEVERAL}
+    if not isinstance(context, str) or context not in known:
+        listed = ", ".join(map(repr, known))
+        raise ValueError(f"context={context!r} is not known; choose one of {listed}")
+    return [CONTEXTS[name] for name in known[context]]
 
 
 def planned_passes(
@@ -222,11 +210,11 @@ def planned_passes(
             "superpixels=(25, 60)"
         )
     if with_sets:
-        # The most superpixels that leave half of the sets that they have by name.
+        # The regions of the largest effort that fits; all further passes are random sets.
         for name in reversed(SETS):
             found, n_sets = planned_passes(contexts, name)
             alone = sum(sum(found[each.name]) for each in contexts if not each.in_sets)
-            if alone + n_sets // 2 <= effort or name == "quick":
+            if alone + n_sets <= effort or name == "quick":
                 return found, max(effort - alone, 2)
     ladder = (12, 25, 60, 120, 250, 500, 1000)
     fits = [n for n in range(1, len(ladder) + 1) if sum(ladder[:n]) * len(contexts) <= effort]

@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.ndimage import find_objects
 from torch import Tensor
 from typing_extensions import Self
 
@@ -50,14 +52,14 @@ class FeatureMaskRegions:
         self.numbers = numbers.reshape(mask.shape)
         #: Labels that the mask of another tensor has too.
         self.shared: frozenset[int] = frozenset()
-        self._last: tuple[int, tuple[PlacedWindows, ...], tuple[Integers, ...]] | None = None
+        self._groups_of: dict[int, tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]] = {}
 
     @classmethod
     def of_numbers(cls, numbers: Tensor, labels: tuple[int, ...]) -> Self:
         """Regions as they were, with labels that perhaps no pixel of these examples has."""
         regions = cls.__new__(cls)
         regions.labels, regions.space = labels, tuple(numbers.shape[1:])
-        regions.numbers, regions.shared, regions._last = numbers, frozenset(), None
+        regions.numbers, regions.shared, regions._groups_of = numbers, frozenset(), {}
         return regions
 
     def __repr__(self) -> str:
@@ -69,20 +71,17 @@ class FeatureMaskRegions:
     @property
     def size(self) -> tuple[int, ...]:
         """The mean extent of the regions' boxes in the first example."""
-        low, high, present = _extents(self.numbers[0].numpy(), len(self))
-        return tuple(int(side) for side in (high - low)[present].mean(axis=0).round())
+        _, sides = _extents(self.numbers[0], len(self))
+        return tuple(int(side) for side in sides[sides[:, 0] > 0].mean(axis=0).round())
 
     @property
     def title(self) -> str:
-        """What to call the regions."""
         return counted(len(self), "region")
 
     def boxes(self, example: int) -> tuple[PlacedWindows, ...]:
-        """The regions of an example, in groups whose boxes have one shape."""
         return self._groups(example)[0]
 
     def members(self, example: int) -> tuple[Integers, ...]:
-        """The numbers of the regions in each group of ``boxes``."""
         return self._groups(example)[1]
 
     def absent(self, n_examples: int) -> Tensor:
@@ -97,7 +96,7 @@ class FeatureMaskRegions:
         if len(self.numbers) == 1:
             return self
         other = copy(self)
-        other.numbers, other._last = self.numbers[rows], None
+        other.numbers, other._groups_of = self.numbers[rows], {}
         return other
 
     def pixels_of(self, example: int, number: int) -> npt.NDArray[np.bool_]:
@@ -116,43 +115,39 @@ class FeatureMaskRegions:
         return torch.ones((1, *self.space), dtype=torch.int64, device=device)
 
     def settings(self) -> dict[str, object]:
-        """What describes the regions, as plain values."""
         described = {"labels": list(self.labels), "numbers": self.numbers}
         return {"kind": type(self).__name__, "mask_sha256": fingerprint(described)}
 
     def _groups(self, example: int) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
         """Boxes and members of an example; those of the last one are kept."""
         row = 0 if len(self.numbers) == 1 else example
-        last = self._last
-        if last is None or last[0] != row:
-            self._last = last = (row, *self._grouped(self.numbers[row]))
-        return last[1], last[2]
+        kept = self._groups_of.get(row)
+        if kept is None:
+            kept = self._grouped(self.numbers[row])
+            self._groups_of = {row: kept}
+        return kept
 
     def _grouped(self, numbers: Tensor) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
-        low, high, present = _extents(numbers.numpy(), len(self))
+        low, sides = _extents(numbers, len(self))
+        present: npt.NDArray[np.bool_] = sides[:, 0] > 0
         present[: self.n_unasked] = False
-        sides = _rounded_sides(high - low, self.space)
-        order = np.lexsort((*sides.T, sides.prod(axis=1)))
+        # Boxes are as long in all directions; of an input's axes they are at most as long as these.
+        longest = np.maximum(sides.max(axis=1, keepdims=True), 1)
+        powers = BOX_RATIO ** np.ceil(np.log(longest) / math.log(BOX_RATIO))
+        rounded = np.maximum(np.ceil(powers - 1e-9).astype(np.int64), longest)
+        boxes = np.minimum(rounded, self.space)
+        order = np.lexsort((*boxes.T, boxes.prod(axis=1)))
         order = order[present[order]]
-        changes = 1 + np.flatnonzero((sides[order][1:] != sides[order][:-1]).any(axis=1))
+        changes = 1 + np.flatnonzero((boxes[order][1:] != boxes[order][:-1]).any(axis=1))
         members = tuple(np.split(order, changes))
-        flat = numbers.reshape(-1)
         groups = []
         for some in members:
-            window = tuple(int(side) for side in sides[some[0]])
+            window = tuple(boxes[some[0]].tolist())
             corners = np.minimum(low[some], np.subtract(self.space, window))
-            placed = PlacedWindows(self.space, window, corners)
-            hidden = flat[placed.pixels()] == torch.from_numpy(some).unsqueeze(1)
-            groups.append(
-                PlacedWindows(
-                    self.space,
-                    window,
-                    corners,
-                    hidden.reshape(-1, *window),
-                    # The mask's own number: the same draws, whatever other examples there are.
-                    first=self.labels[some[0]],
-                )
-            )
+            # The mask's own number: the same draws, whatever other examples there are.
+            placed = PlacedWindows(self.space, window, corners, first=self.labels[some[0]])
+            hidden = numbers.reshape(-1)[placed.pixels()] == torch.from_numpy(some).unsqueeze(1)
+            groups.append(replace(placed, hidden=hidden.reshape(-1, *window)))
         return tuple(groups), members
 
 
@@ -210,23 +205,10 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
     return FeatureMaskRegions(mask[:, 0])
 
 
-def _extents(numbers: Integers, n_regions: int) -> tuple[Integers, Integers, npt.NDArray[np.bool_]]:
-    """The first pixel of each region and the one past its last, each (regions, dims), and whether
-    the region has any."""
-    space = numbers.shape
-    flat = numbers.reshape(-1)
-    low = np.full((n_regions, len(space)), max(space), dtype=np.int64)
-    high = np.zeros((n_regions, len(space)), dtype=np.int64)
-    for axis, places in enumerate(np.indices(space).reshape(len(space), -1)):
-        np.minimum.at(low[:, axis], flat, places)
-        np.maximum.at(high[:, axis], flat, places + 1)
-    return low, high, high[:, 0] > 0
-
-
-def _rounded_sides(sides: Integers, space: Sequence[int]) -> Integers:
-    """The longest sides (regions, dims) rounded up to powers of BOX_RATIO, in all directions."""
-    longest = np.maximum(sides.max(axis=1, keepdims=True), 1)
-    steps = np.ceil(np.log(longest) / math.log(BOX_RATIO))
-    ladder = np.maximum(np.ceil(BOX_RATIO**steps - 1e-9).astype(np.int64), longest)
-    rounded: Integers = np.minimum(ladder, space)
-    return rounded
+def _extents(numbers: Tensor, n_regions: int) -> tuple[Integers, Integers]:
+    """The first pixel of each region, and the sides of its box, 0 for one without pixels; each
+    (regions, dims)."""
+    boxes = find_objects(numbers.numpy() + 1, n_regions)
+    nothing = (slice(0, 0),) * numbers.dim()
+    ends = np.array([[(side.start, side.stop) for side in box or nothing] for box in boxes])
+    return ends[..., 0], ends[..., 1] - ends[..., 0]

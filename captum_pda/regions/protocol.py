@@ -22,27 +22,22 @@ class Windows(Protocol):
     @property
     def space(self) -> tuple[int, ...]:
         """The input's spatial shape."""
-        ...
 
     @property
     def window(self) -> tuple[int, ...]:
         """The shape of every box."""
-        ...
 
     @property
     def first(self) -> int:
         """The number of the first region among all that these are part of."""
-        ...
 
     @property
     def corner_array(self) -> Integers:
         """The first pixel of each box, (W, dims)."""
-        ...
 
     @property
     def hidden(self) -> Tensor | None:
         """Which pixels of each box are hidden, (W, *window); None hides all of them."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -50,11 +45,9 @@ class Windows(Protocol):
 
     def pick(self, numbers: Iterable[int]) -> Self:
         """Some of these regions, in this order."""
-        ...
 
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
         """The flat numbers of each box's pixels in the input, (W, pixels per box)."""
-        ...
 
 
 def drawing_numbers(windows: Windows) -> tuple[int, int]:
@@ -79,47 +72,37 @@ class Regions(Protocol):
     @property
     def space(self) -> tuple[int, ...]:
         """The input's spatial shape."""
-        ...
 
     @property
     def size(self) -> tuple[int, ...]:
         """What to call the regions by: the window's shape, or the mean extent of other regions."""
-        ...
 
     def __len__(self) -> int: ...
 
     @property
     def title(self) -> str:
         """What to call the regions, with their number or size."""
-        ...
 
     def boxes(self, example: int) -> Sequence[Windows]:
         """The regions of an example, in groups whose boxes have one shape."""
-        ...
 
     def members(self, example: int) -> Sequence[Integers]:
         """The numbers of the regions in each group of ``boxes``."""
-        ...
 
     def absent(self, n_examples: int) -> Tensor:
         """Which regions an example does not have, (N, W); they are in no group."""
-        ...
 
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel the mean of the values (N, W) of its regions, (N, *space)."""
-        ...
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
         """How many regions hold each pixel, (1 or N, *space)."""
-        ...
 
     def of_examples(self, rows: slice) -> Self:
         """The same regions, of some of the examples."""
-        ...
 
     def settings(self) -> dict[str, object]:
         """What describes the regions, as plain values."""
-        ...
 
 
 def row_major_steps(shape: tuple[int, ...]) -> Integers:

@@ -45,16 +45,13 @@ class Superpixels(FeatureMaskRegions):
 
     @property
     def size(self) -> tuple[int, ...]:
-        """About how many regions there are."""
         return (self.granularity,)
 
     @property
     def title(self) -> str:
-        """What to call the regions."""
         return f"{self.granularity} superpixels"
 
     def settings(self) -> dict[str, object]:
-        """What describes the regions, as plain values."""
         return {**super().settings(), "granularity": self.granularity}
 
 

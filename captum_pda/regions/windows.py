@@ -64,38 +64,34 @@ class WindowGrid:
         """The number of windows along each axis of the whole grid."""
         return tuple(len(starts) for starts in self.starts)
 
+    # All pixels of a window are hidden, and every example has the same windows. What these methods
+    # return is documented in ``Regions`` and ``Windows``.
+
     @property
     def size(self) -> tuple[int, ...]:
-        """The window's shape."""
         return self.window
 
     @property
     def hidden(self) -> None:
-        """All pixels of a window are hidden."""
+        return None
 
     def boxes(self, example: int) -> tuple[WindowGrid]:
-        """The windows, which are the same for every example."""
         return (self,)
 
     def members(self, example: int) -> tuple[Integers]:
-        """The numbers of these windows, counted among themselves."""
         return (np.arange(len(self)),)
 
     def absent(self, n_examples: int) -> Tensor:
-        """Every example has every window."""
         return torch.zeros(n_examples, len(self), dtype=torch.bool, device="cpu")
 
     def of_examples(self, rows: slice) -> WindowGrid:
-        """The same windows: they do not depend on the example."""
         return self
 
     @property
     def title(self) -> str:
-        """What to call the windows."""
         return f"windows of {'x'.join(map(str, self.window))}"
 
     def settings(self) -> dict[str, object]:
-        """What describes the windows, as plain values."""
         places = None if self.selected is None else list(self.selected)
         shapes = {"space": self.space, "window": self.window, "strides": self.strides}
         return {"kind": "WindowGrid", **{k: list(v) for k, v in shapes.items()}, "picked": places}
@@ -106,26 +102,18 @@ class WindowGrid:
         return self.selected[0] if self.selected else 0
 
     def __len__(self) -> int:
-        return math.prod(self.shape) if self.selected is None else len(self.selected)
+        return len(self._numbers)
 
     def __getitem__(self, windows: slice) -> WindowGrid:
-        if not isinstance(windows, slice):
+        if not isinstance(windows, slice) or windows.step not in (None, 1):
             raise TypeError(f"a WindowGrid takes a slice such as grid[0:10], got {windows!r}")
-        start, stop, step = windows.indices(len(self))
-        if step != 1:
-            raise ValueError(f"a WindowGrid is sliced in steps of 1, got a step of {step}")
-        return self._of(self._numbers[start:stop])
+        return self._of(self._numbers[windows])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
         """The grid of some of these windows, in this order."""
         return self._of(tuple(self._numbers[window] for window in windows))
 
-    @property
-    def whole(self) -> WindowGrid:
-        """The grid that these windows were taken from."""
-        return self if self.selected is None else self._of(None)
-
-    def _of(self, selected: range | tuple[int, ...] | None) -> WindowGrid:
+    def _of(self, selected: range | tuple[int, ...]) -> WindowGrid:
         """Other windows of the same grid, which share where windows start."""
         other = replace(self, selected=selected)
         vars(other)["starts"] = self.starts
@@ -138,8 +126,7 @@ class WindowGrid:
 
     def chunks(self, size: int) -> Iterator[WindowGrid]:
         """The grid in consecutive parts of at most ``size`` windows."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
+        return (self[start : start + size] for start in range(0, len(self), size))
 
     @cached_property
     def corner_array(self) -> Integers:
@@ -171,14 +158,12 @@ class WindowGrid:
         averaged = values.reshape(*values.shape[:-1], *self.shape)
         for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):
             # The grid is a product of its axes, so the mean over all windows that cover a pixel
-            # is a mean along each axis in turn.
+            # is a mean along each axis in turn. Values that are not finite stay where they are.
             steps = begin[:, None] + np.arange((end - begin).max())
             covering = torch.from_numpy(steps < end[:, None]).to(values.device)
             index = torch.from_numpy(np.minimum(steps, end.max() - 1)).to(values.device)
-            count = torch.from_numpy(end - begin).to(values.device)
-            gathered = averaged.movedim(axis, -1)[..., index]
-            total = torch.where(covering, gathered, 0).sum(-1)
-            averaged = (total / count).movedim(-1, axis)
+            gathered = averaged.movedim(axis, -1)[..., index].where(covering, 0)
+            averaged = (gathered.sum(-1) / covering.sum(-1)).movedim(-1, axis)
         return averaged.contiguous()
 
     @cached_property
@@ -199,13 +184,6 @@ class WindowGrid:
         for begin, end in self._covering:
             counts = counts[..., None] * (end - begin)
         return torch.from_numpy(counts).to(device)
-
-    def sum_pixels(self, values: Tensor) -> Tensor:
-        """Give each pixel the sum of what these windows (W, C, *window) say of it, (C, *space)."""
-        total = values.new_zeros(values.shape[1], math.prod(self.space))
-        flat = values.flatten(2).transpose(0, 1).flatten(1)
-        total.index_add_(1, self.pixels(values.device).reshape(-1), flat)
-        return total.reshape(-1, *self.space)
 
 
 #: An int for all axes, a spatial tuple, or a full tuple with channels first.
@@ -241,9 +219,8 @@ def window_grid(
             f"{name}={shape!r} is larger than the input's spatial shape {space}; choose a window "
             "that fits inside it"
         )
-    if stride is None:
-        steps = tuple(max(1, width // 4) for width in window)
-    else:
+    steps = tuple(max(1, width // 4) for width in window)
+    if stride is not None:
         steps = spatial(stride, "strides", space)[-len(space) :]
     for step, width, size in zip(steps, window, space, strict=True):
         if step > width and width < size:
@@ -256,11 +233,8 @@ def window_grid(
 
 def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
     """An int or a tuple as a tuple of positive integers, with or without channels."""
-    if is_integer(given):
-        values = (operator.index(given),) * len(space)
-    elif isinstance(given, Sequence) and all(is_integer(item) for item in given):
-        values = tuple(operator.index(item) for item in given)
-    else:
+    values = [given] * len(space) if is_integer(given) else given
+    if not isinstance(values, Sequence) or not all(is_integer(item) for item in values):
         raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
     if len(values) not in (len(space), len(space) + 1):
         raise ValueError(
@@ -270,7 +244,7 @@ def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
         )
     if any(value < 1 for value in values):
         raise ValueError(f"{name}={given!r} must be positive")
-    return values
+    return tuple(operator.index(value) for value in values)
 
 
 def is_integer(value: object) -> TypeGuard[int]:
@@ -300,27 +274,18 @@ def default_grids(
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
         width = max(1, round(share * side))
         if strides is not None:
-            grid = window_grid(space, width, _within(strides, width))
+            steps = [min(n, width) for n in spatial(strides, "strides", space)]
+            grid = window_grid(space, width, steps)
         else:
-            grid = _affordable_grid(space, width, max(1, round(step * width)))
+            # Larger steps where a volume or a long image has too many windows.
+            tried = range(max(1, round(step * width)), width + 1)
+            every_step = (window_grid(space, width, n) for n in tried)
+            affordable = (each for each in every_step if len(each) <= MOST_WINDOWS)
+            grid = next(affordable, window_grid(space, width, width))
         grids.setdefault(grid.window, grid)
     every = tuple(grids.values())
-    affordable = tuple(grid for grid in every if len(grid) <= MOST_WINDOWS)
-    return every if strides is not None else affordable or every[-1:]
-
-
-def _affordable_grid(space: tuple[int, ...], width: int, step: int) -> WindowGrid:
-    """The grid of a size, with larger steps where a volume or a long image has too many windows."""
-    while (grid := window_grid(space, width, step)) and len(grid) > MOST_WINDOWS and step < width:
-        step += 1
-    return grid
-
-
-def _within(strides: Extent, width: int) -> Extent:
-    """Strides for a size that the user did not choose: no larger than its windows."""
-    if isinstance(strides, Sequence):
-        return [min(step, width) for step in strides]
-    return min(strides, width)
+    few = tuple(grid for grid in every if strides is not None or len(grid) <= MOST_WINDOWS)
+    return few or every[-1:]
 
 
 def scale_grids(
@@ -336,11 +301,8 @@ def scale_grids(
     sizes = [scales] if is_integer(scales) else scales
     if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
         raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")
-    if is_integer(strides) or strides is None:
-        steps: Sequence[Extent | None] = [strides] * len(sizes)
-    elif isinstance(strides, Sequence) and len(strides) == len(sizes):
-        steps = strides
-    else:
+    steps = [strides] * len(sizes) if is_integer(strides) or strides is None else strides
+    if not isinstance(steps, Sequence) or len(steps) != len(sizes):
         raise ValueError(
             f"strides={strides!r} does not fit scales={scales!r}; give one int for all sizes, or "
             f"{len(sizes)} of them"

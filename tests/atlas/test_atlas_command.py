@@ -19,7 +19,7 @@ QUICK += ["--stride", "8", "--min-bits", "0", "--output", "out"]
 
 
 @pytest.fixture(autouse=True)
-def photos(photo_folder: Path) -> Path:
+def photos(photo_folder):
     random = np.random.default_rng(0)
     for name in ("cat/1.png", "cat/2.png", "cat/3 <b>.png", "honey_bee/1.png", "honey_bee/2.png"):
         path = photo_folder / "photos" / name
@@ -29,7 +29,7 @@ def photos(photo_folder: Path) -> Path:
     return photo_folder / "photos"
 
 
-def header_of(path: str) -> dict:
+def header_of(path):
     header, _ = unpack(read_block(Path(path).read_bytes(), "values"))
     return header
 

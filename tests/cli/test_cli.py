@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from captum_pda import EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
+from captum_pda import EfficientPDA, GaussianPatchPrior, GradientPDA
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.photos import read_photo
@@ -30,22 +30,20 @@ QUICK = ("--method", "gradient")
 LABELS = ("ant", "bee", "honey bee", "cat", "dog")
 
 
-@pytest.fixture(autouse=True)
-def folder(photo_folder: Path) -> Path:
-    return photo_folder
+pytestmark = pytest.mark.usefixtures("photo_folder")
 
 
-def run(*arguments: str, model: str = MODEL) -> int:
+def run(*arguments, model=MODEL):
     return main(["explain", *arguments, *COARSE, "--model", model, "--device", "cpu"])
 
 
-def expected(photo: str = "cat.png"):
+def expected(photo="cat.png"):
     """The classifier and the input that the command should use."""
     classifier = load_classifier(MODEL)
     return classifier.model, classifier.preprocessing(read_photo(Path(photo))[0])
 
 
-def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_and_the_map_of_the_top_class(capsys):
     assert run("cat.png", "--method", "efficient") == 0
     with Image.open("cat.png_evidence.png") as picture:
         assert picture.format == "PNG"
@@ -78,28 +76,7 @@ def test_a_picture_and_the_map_of_the_top_class(capsys: pytest.CaptureFixture[st
     assert not list(Path().glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("method", "attribution"),
-    [
-        ("efficient", EfficientPDA),
-        ("sampled", SampledPDA),
-        ("gradient", GradientPDA),
-    ],
-)
-def test_methods(method: str, attribution) -> None:
-    assert run("cat.png", "--method", method, "--target", "dog", "--samples", "2") == 0
-    model, image = expected()
-    settings = {}
-    if method == "sampled":
-        settings = {"n_samples": 2, "generator": torch.Generator().manual_seed(0)}
-    bits = attribution(model).attribute(
-        image, target=4, sliding_window_shapes=WINDOW, strides=WINDOW, **settings
-    )
-    with np.load("cat.png_evidence.npz") as file:
-        np.testing.assert_allclose(file["bits"][0], bits[0, 0], atol=1e-3 * float(abs(bits).max()))
-
-
-def test_several_classes_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_classes_from_one_pass(monkeypatch):
     calls = []
     gather = EfficientPDA.evidence
     monkeypatch.setattr(
@@ -121,14 +98,14 @@ def test_several_classes_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_contrast_alone_and_by_gradient() -> None:
+def test_contrast_alone_and_by_gradient():
     assert run("cat.png", "--contrast", "dog", "cat", "--method", "gradient") == 0
     with np.load("cat.png_evidence.npz") as file:
         assert (file["first"].tolist(), file["second"].tolist()) == ([4], [3])
         bits = file["bits"][0]
     model, image = expected()
 
-    def difference(x: torch.Tensor) -> torch.Tensor:
+    def difference(x):
         logits = model(x) / np.log(2)
         return (logits[:, 4] - logits[:, 3]).unsqueeze(1)
 
@@ -138,7 +115,7 @@ def test_contrast_alone_and_by_gradient() -> None:
     np.testing.assert_allclose(bits, raw[0, 0], atol=1e-3 * float(abs(bits).max()))
 
 
-def test_an_expected_class(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expected_class(capsys):
     model, image = expected()
     first, second = model(image)[0].topk(2).indices.tolist()
     options = ("cat.png", "--method", "efficient", "--quiet", "--expected")
@@ -153,13 +130,13 @@ def test_an_expected_class(capsys: pytest.CaptureFixture[str]) -> None:
     assert "several regions of the photo at once" in capsys.readouterr().err
 
 
-def test_several_targets_by_number_and_part_of_a_name() -> None:
+def test_several_targets_by_number_and_part_of_a_name():
     assert run(*QUICK, "cat.png", "--target", "ANT", "--target", "honey", "--target", "0") == 0
     with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [0, 2]
 
 
-def test_safetensors() -> None:
+def test_safetensors():
     assert run(*QUICK, "cat.png", "--raw", "safetensors", "--output", "out/mine.png") == 0
     with safe_open("out/mine.safetensors", framework="pt") as file:
         assert file.get_tensor("bits").shape == (1, 32, 32)
@@ -167,7 +144,7 @@ def test_safetensors() -> None:
     assert sorted(path.name for path in Path("out").iterdir()) == ["mine.png", "mine.safetensors"]
 
 
-def test_several_photos_go_to_a_folder() -> None:
+def test_several_photos_go_to_a_folder():
     assert run(*QUICK, "cat.png", "dog.png", "--output", "out", "--raw", "none") == 0
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "cat.png_evidence.png",
@@ -175,16 +152,17 @@ def test_several_photos_go_to_a_folder() -> None:
     ]
 
 
-def test_a_broken_photo_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_photo_does_not_stop_the_others(capsys):
     Path("broken.jpg").write_bytes(b"nothing")
     assert run(*QUICK, "broken.jpg", "cat.png") == 1
     assert Path("cat.png_evidence.npz").exists()
     lines = capsys.readouterr().err.splitlines()
-    assert any("broken.jpg is not a photo" in line for line in lines)
+    (named,) = (line for line in lines if "broken.jpg" in line)  # once
+    assert "broken.jpg is not a photo" in named
     assert "1 of 2 photos could not be explained; the others are written" in lines[-1]
 
 
-def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prior_from_a_folder(capsys):
     Path("photos").mkdir()
     for name in ("cat.png", "dog.png"):
         Path(name).rename(Path("photos") / name)
@@ -227,50 +205,30 @@ def test_prior_from_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
         ([], 2, "COMMAND"),
         (["explain", "cat.png", "--method", "magic"], 2, "invalid choice: 'magic'"),
         (["explain", "cat.png", "--window", "0"], 2, "not a whole number of at least 1"),
-        (["explain", "cat.png", "--stride", "x"], 2, "not a whole number of at least 1"),
-        (["explain", "cat.png", "--model", "resnet5"], 2, "use resnet"),
         (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "not allowed with argument"),
         (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
-        (["explain", "cat.png", "--output", "labels.txt"], 2, "pictures end in .png or .jpg"),
         (["explain", "a/s/cat.png", "b/s/cat.png"], 2, "both be written to s/cat.png_evidence.png"),
-        (["explain", "cat.png", "--output", "out.pdf"], 2, "pictures end in .png or .jpg"),
         (["explain", "cat.png", "--scales", "8", "8"], 2, "holds a size twice"),
         (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "not allowed with argument"),
-        (["explain", "cat.png", "--context", "empty", "--method", "gradient"], 2, "leave it out"),
-        (["explain", "cat.png", "--device", "abacus"], 2, "is not on this machine"),
         (["explain", "cat.png", "--weights", "no.pth"], 1, "there are no weights at no.pth"),
         (["explain", "cat.png", "--prior", "no.safetensors"], 1, "there is no prior at"),
         (["explain", "cat.png", "--prior", "labels.txt"], 1, "labels.txt is not a prior"),
         (["explain", "no.png"], 1, "there is no photo at no.png"),
         (["explain", "."], 2, "Add --output and the name of a folder"),
-        (["explain", ".", "--output", "."], 2, "Add --output and the name of a folder"),
         (["explain", ".", "--output", "../nowhere.png"], 2, "must be a folder"),
         (["explain", ".", "--output", "out", "--raw", "none"], 2, "use npz or safetensors"),
         (["fit-prior", "nowhere"], 1, "there is no folder nowhere"),
         (["fit-prior", ".", "--output", "no/prior.safetensors"], 2, "in a folder that exists"),
-        (
-            ["demo", "--output", "cat.png/demo.png"],
-            2,
-            "cannot be written (cat.png is not a folder)",
-        ),
+        (["demo", "--output", "cat.png/demo.png"], 2, "written (cat.png is not a folder)"),
         (["demo", "--output", "demo"], 2, "must end in .png or .jpg"),
         (["explain", "cat.png", "--model", "nowhere:five"], 2, "No module named 'nowhere'"),
         (["explain", "cat.png", "--model", "tiny:six"], 2, "tiny has no function 'six'"),
         (["explain", "cat.png", "--model", "tiny:LABELS"], 2, "has no function 'LABELS'"),
-        (
-            ["explain", "cat.png", "--model", "tiny:names"],
-            2,
-            "returned {'model': 'str'",
-        ),
+        (["explain", "cat.png", "--model", "tiny:names"], 2, "returned {'model': 'str'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_errors_are_one_line_with_the_next_step(
-    arguments: list[str],
-    code: int,
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_errors_are_one_line_with_the_next_step(arguments, code, message, capsys):
     if arguments[:1] == ["explain"] and "--model" not in arguments and code == 1:
         arguments = [*arguments, "--model", "resnet18" if "--weights" in arguments else MODEL]
     if arguments[:1] == ["demo"]:
@@ -283,28 +241,7 @@ def test_errors_are_one_line_with_the_next_step(
     assert "Traceback" not in said.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "5"], "--target 5 is out of range; the model has classes 0 to 4"),
-        (["--target", "-1"], "--target -1 is out of range"),
-        (["--target", "e"], "may mean index:1 (bee), index:2 (honey bee); give one of these"),
-        (["--target", "cart"], "did you mean index:3 (cat)?"),
-        (["--target", "zzzzz"], "give a number from 0 to 4"),
-        (["--contrast", "cat", "3"], "--contrast needs two classes, and both are cat"),
-        (["--window", "500"], "a window of 500 is larger than the model's input of 32"),
-        (["--stride", "17"], "--stride 17 steps over pixels"),
-    ],
-)
-def test_what_a_model_cannot_answer(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["explain", "cat.png", *COARSE, "--model", MODEL, *arguments]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-def test_labels_must_fit_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_must_fit_the_model(capsys):
     Path("labels.txt").write_text("one\ntwo\n")
     assert run("cat.png", "--labels", "labels.txt") == 1
     assert "there are 2 labels for a model of 5 classes" in capsys.readouterr().err
@@ -313,7 +250,7 @@ def test_labels_must_fit_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_library_errors_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_library_errors_are_one_line_too(capsys):
     GaussianPatchPrior(3).fit(torch.rand(1, 3, 9, 9)).save("small.safetensors")
     assert run("cat.png", "--prior", "small.safetensors") == 1
     assert "leaves nothing to condition on" in capsys.readouterr().err.splitlines()[-1]
@@ -321,15 +258,13 @@ def test_library_errors_are_one_line_too(capsys: pytest.CaptureFixture[str]) -> 
     assert "Traceback" in capsys.readouterr().err
 
 
-def own_model(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def own_model(monkeypatch, text):
     """A module ``mine`` in the working folder."""
     Path("mine.py").write_text(text)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
-def test_unexpected_errors_say_how_to_see_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unexpected_errors_say_how_to_see_more(monkeypatch, capsys):
     own_model(
         monkeypatch,
         "import tiny\n\ndef broken(photo):\n    raise KeyError('a\\nb')\n\n"
@@ -342,9 +277,7 @@ def test_unexpected_errors_say_how_to_see_more(
         run("cat.png", "--debug", model="mine:model")
 
 
-def test_warnings_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_are_one_line(monkeypatch, capsys):
     own_model(
         monkeypatch,
         "import tiny, warnings\n\ndef model():\n"
@@ -356,13 +289,13 @@ def test_warnings_are_one_line(
     assert capsys.readouterr().err == "captum-pda: note: two lines\n"
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_says_nothing(capsys):
     assert run(*QUICK, "cat.png", "--quiet") == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "")
 
 
-def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_version(capsys):
     for arguments in (["--help"], ["explain", "--help"], ["demo", "-h"], ["fit-prior", "-h"]):
         assert main(arguments) == 0
         assert "usage: captum-pda" in capsys.readouterr().out
@@ -370,28 +303,19 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("captum-pda 0.")
 
 
-def test_the_overview_says_of_the_demo_what_the_demo_says(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for arguments in (["--help"], ["demo", "--help"]):
-        assert main(arguments) == 0
-        assert "two photos" in capsys.readouterr().out
-
-
-def test_a_failed_write_leaves_nothing_behind(folder: Path) -> None:
-    (folder / "out").mkdir()
-    (folder / "out" / "cat.png_evidence.npz").mkdir()
+def test_a_folder_in_the_place_of_a_result_is_refused(photo_folder):
+    (photo_folder / "out" / "cat.png_evidence.npz").mkdir(parents=True)
     assert run(*QUICK, "cat.png", "--output", "out") == 2
-    assert [path.name for path in (folder / "out").iterdir()] == ["cat.png_evidence.npz"]
+    assert [path.name for path in (photo_folder / "out").iterdir()] == ["cat.png_evidence.npz"]
 
 
-def environment() -> dict[str, str]:
+def environment():
     here = str(Path(__file__).parents[2])
     return {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_cleanly(folder: Path) -> None:
+def test_ctrl_c_ends_cleanly(photo_folder):
     # What runs in the background may be told to pass ctrl-C over.
     listen = (
         "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -400,7 +324,7 @@ def test_ctrl_c_ends_cleanly(folder: Path) -> None:
     command = [sys.executable, "-c", listen, "explain", "cat.png", "--model", MODEL]
     command += ["--method", "sampled", "--samples", "5000", "--window", "8", "--stride", "1"]
     with subprocess.Popen(
-        command, stderr=subprocess.PIPE, cwd=folder, env=environment()
+        command, stderr=subprocess.PIPE, cwd=photo_folder, env=environment()
     ) as process:
         assert process.stderr is not None
         seen = b""
@@ -412,10 +336,10 @@ def test_ctrl_c_ends_cleanly(folder: Path) -> None:
     assert process.returncode == 130
     assert rest.decode().rstrip().endswith("captum-pda: stopped")
     assert "Traceback" not in rest.decode()
-    assert not list(folder.glob("*evidence*"))
+    assert not list(photo_folder.glob("*evidence*"))
 
 
-def test_importing_the_library_stays_light() -> None:
+def test_importing_the_library_stays_light():
     """Nothing beyond what Captum itself imports: photos and pictures are loaded when used."""
     script = (
         "import sys, captum.attr; before = set(sys.modules); import captum_pda; "

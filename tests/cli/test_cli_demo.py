@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +22,7 @@ BITS = WeightOfEvidence()
 
 
 @pytest.mark.slow
-def test_demo(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo(tmp_path, capsys, monkeypatch):
     """The real thing, with as few windows as there can be."""
     figures: list[Figure] = []
     save = Figure.savefig
@@ -50,7 +46,7 @@ def test_demo(
     check_words(figures[0])
 
 
-def check_words(figure: Figure) -> None:
+def check_words(figure):
     """What is written lies within the picture, and nothing over anything else."""
     FigureCanvasAgg(figure).draw()
     written = [axes.title for axes in figure.axes]
@@ -64,7 +60,7 @@ def check_words(figure: Figure) -> None:
         assert not any(box.overlaps(other) for other in boxes[:number])
 
 
-def make_region(corner: tuple[int, int], value: float = 1.0) -> StrongRegion:
+def make_region(corner, value=1.0):
     """A square of ten pixels, that is asked about in both contexts."""
     pixels = np.zeros((100, 100), dtype=np.bool_)
     pixels[corner[0] : corner[0] + 10, corner[1] : corner[1] + 10] = True
@@ -84,11 +80,11 @@ def make_region(corner: tuple[int, int], value: float = 1.0) -> StrongRegion:
         ((90, 45), "lower middle, rows 90-99, columns 45-54"),
     ],
 )
-def test_places(corner: tuple[int, int], words: str) -> None:
+def test_places(corner, words):
     assert place(make_region(corner)) == words
 
 
-def lines_of(*answer: Any) -> list[str]:
+def lines_of(*answer):
     whole = Answer("cat", (1,), torch.zeros(100, 100), *answer)
     predictions = torch.tensor([0.5, 0.5])
     image = torch.zeros(1, 3, 100, 100)
@@ -97,7 +93,7 @@ def lines_of(*answer: Any) -> list[str]:
     )
 
 
-def test_an_answer_in_words() -> None:
+def test_an_answer_in_words():
     against = make_region((90, 90), -1.0)
     answers = "without it: 50.0% -> 20.0% (-2.0 bits); by itself: -0.25 bits over nothing"
     assert lines_of([make_region((0, 0))], [against], None, 3.0) == [
@@ -107,7 +103,7 @@ def test_an_answer_in_words() -> None:
     ]
 
 
-def test_no_answer_in_words() -> None:
+def test_no_answer_in_words():
     nothing = "  no region says anything, to within 0.01 bits"
     assert lines_of([], []) == ["Why cat (50.0%)?", nothing]
     weak = replace(make_region((0, 0), 0.001), evidence={"full": 0.002})
@@ -116,7 +112,7 @@ def test_no_answer_in_words() -> None:
     assert len(lines_of([replace(weak, evidence={"full": 0.002, "empty": -0.5})], [])) == 2
 
 
-def test_top_classes_in_words() -> None:
+def test_top_classes_in_words():
     image, predictions = torch.zeros(1, 3, 9, 9), torch.tensor([0.25, 0.7, 0.05])
     explanation = Explanation(image, predictions, [], "PDA", BITS, ["a", "b", "c"])
     assert top_classes(explanation, 2) == "b 70.0%, a 25.0%"

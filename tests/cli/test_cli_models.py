@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import urllib.request
-from pathlib import Path
 from urllib.error import URLError
 
 import pytest
@@ -12,22 +10,20 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 
 from captum_pda.cli.classifier import find_class
-from captum_pda.cli.demo import captum_maps
 from captum_pda.cli.models import choose_model, load_classifier, read_checkpoint
 from captum_pda.cli.usage_errors import CommandError, UsageError, optional_module
 
 
-def untrained(name: str, n_classes: int = 1000, **settings: object) -> nn.Module:
+def untrained(name, n_classes=1000, **settings):
     torch.manual_seed(0)
     return torchvision.models.get_model(name, weights=None, num_classes=n_classes, **settings)
 
 
 @pytest.mark.parametrize("n_classes", [1000, 7])
-@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1", "mobilenet_v3_small"])
-def test_a_checkpoint_gives_its_model_back(tmp_path: Path, name: str, n_classes: int) -> None:
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])
+def test_a_checkpoint_gives_its_model_back(tmp_path, name, n_classes):
     model = untrained(name, n_classes).eval()
     torch.save(model.state_dict(), tmp_path / "model.pth")
     classifier = load_classifier(name, tmp_path / "model.pth")
@@ -39,7 +35,7 @@ def test_a_checkpoint_gives_its_model_back(tmp_path: Path, name: str, n_classes:
 
 
 @pytest.mark.parametrize("heads", [True, False])
-def test_googlenet_with_and_without_its_training_heads(tmp_path: Path, heads: bool) -> None:
+def test_googlenet_with_and_without_its_training_heads(tmp_path, heads):
     model = untrained("googlenet", 7, aux_logits=heads, init_weights=False).eval()
     torch.save(model.state_dict(), tmp_path / "model.pth")
     classifier = load_classifier("googlenet", tmp_path / "model.pth")
@@ -55,14 +51,14 @@ def test_googlenet_with_and_without_its_training_heads(tmp_path: Path, heads: bo
     ],
     ids=["in a checkpoint", "of a parallel model", "of a compiled model"],
 )
-def test_wrapped_checkpoints(tmp_path: Path, wrap) -> None:
+def test_wrapped_checkpoints(tmp_path, wrap):
     state = untrained("mobilenet_v3_small", 5).state_dict()
     torch.save(wrap(state), tmp_path / "model.pth")
     read = read_checkpoint(tmp_path / "model.pth")
     assert list(read) == list(state)
 
 
-def test_safetensors_in_any_order(tmp_path: Path) -> None:
+def test_safetensors_in_any_order(tmp_path):
     model = untrained("mobilenet_v3_small", 5).eval()
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     classifier = load_classifier("mobilenet_v3_small", tmp_path / "model.safetensors")
@@ -70,38 +66,7 @@ def test_safetensors_in_any_order(tmp_path: Path) -> None:
     torch.testing.assert_close(classifier.model(image), model(image))
 
 
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch evil_was_here",)
-
-
-@pytest.mark.parametrize("content", [Evil(), {"state_dict": Evil()}, nn.Linear(2, 2)])
-def test_code_in_a_checkpoint_is_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save(content, "model.pth")
-    with pytest.raises(
-        CommandError, match=r"model.pth does not hold plain weights.*state_dict\(\)"
-    ):
-        read_checkpoint(Path("model.pth"))
-    assert not Path("evil_was_here").exists()
-
-
-@pytest.mark.parametrize("name", ["model.pth", "model.safetensors"])
-def test_broken_files_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"nothing of the kind")
-    with pytest.raises(CommandError, match="does not hold plain weights"):
-        read_checkpoint(tmp_path / name)
-
-
-def test_files_without_weights_are_refused(tmp_path: Path) -> None:
-    torch.save({"epoch": 3}, tmp_path / "model.pth")
-    with pytest.raises(CommandError, match="does not hold plain weights"):
-        read_checkpoint(tmp_path / "model.pth")
-
-
-def test_weights_of_another_model(tmp_path: Path) -> None:
+def test_weights_of_another_model(tmp_path):
     torch.save(untrained("resnet18", 5).state_dict(), tmp_path / "model.pth")
     with pytest.raises(CommandError, match=r"does not fit squeezenet1_1: .*Missing key"):
         load_classifier("squeezenet1_1", tmp_path / "model.pth")
@@ -111,8 +76,8 @@ def test_weights_of_another_model(tmp_path: Path) -> None:
         load_classifier("resnet50", tmp_path / "model.pth")
 
 
-def test_offline_says_what_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*_: object, **__: object) -> None:
+def test_offline_says_what_to_fetch(tmp_path, monkeypatch):
+    def offline(*_, **__):
         raise URLError("no route to host")
 
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
@@ -123,12 +88,12 @@ def test_offline_says_what_to_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["resnet51", "efficientnet-lite0", "fcn_resnet50", "", "ResNet"])
-def test_unknown_models(name: str) -> None:
+def test_unknown_models(name):
     with pytest.raises(UsageError, match=r"is not known; use \w+"):
         load_classifier(name)
 
 
-def test_own_transforms() -> None:
+def test_own_transforms():
     white = Image.new("RGB", (500, 400), "white")
     weights = torchvision.models.ResNet50_Weights.DEFAULT
     preprocessing = choose_model("resnet50").preprocessing
@@ -139,7 +104,7 @@ def test_own_transforms() -> None:
     assert choose_model("inception_v3").preprocessing(white).shape == (1, 3, 299, 299)
 
 
-def test_the_default_model_knows_its_classes() -> None:
+def test_the_default_model_knows_its_classes():
     classifier = load_classifier()
     assert len(classifier.labels) == 1000
     assert find_class("espresso", classifier.labels) == 967
@@ -148,33 +113,6 @@ def test_the_default_model_knows_its_classes() -> None:
         find_class("cat", classifier.labels)
 
 
-def test_missing_packages_say_how_to_get_them() -> None:
+def test_missing_packages_say_how_to_get_them():
     with pytest.raises(CommandError, match=r'needs nowhere.*pip install "captum_pda\[demo\]"'):
         optional_module("nowhere.to_be_found")
-
-
-class TwiceReLU6(nn.Module):
-    """Two convolutions, and one activation called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
-        self.activation, self.last = nn.ReLU6(), nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.activation(20 * self.first(x))
-        x = self.activation(self.second(x))
-        return self.last(x.mean(dim=(2, 3)))
-
-
-def test_captum_s_maps() -> None:
-    torch.manual_seed(0)
-    model, image = TwiceReLU6().eval(), torch.randn(1, 3, 96, 96)
-    occlusion, grad_cam = captum_maps(model, image, 1).values()
-    assert all(one.shape == (96, 96) and one.any() for one in (occlusion, grad_cam))
-    # Only the first window holds the first pixel, and Captum hides it by zeros.
-    hidden = image.clone()
-    hidden[..., :64, :64] = 0
-    with torch.no_grad():
-        lost = (model(image) - model(hidden))[0, 1]
-    assert occlusion[0, 0] / image.shape[1] == pytest.approx(float(lost), rel=1e-3)

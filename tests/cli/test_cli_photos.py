@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from captum_pda.cli.photos import find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError
 
 
-def gradient_photo(width: int = 12, height: int = 8) -> Image.Image:
+def gradient_photo(width=12, height=8):
     """Red grows to the right, green downwards."""
     red = np.linspace(0, 255, width)[None].repeat(height, axis=0)
     green = np.linspace(0, 255, height)[:, None].repeat(width, axis=1)
@@ -23,7 +22,7 @@ def gradient_photo(width: int = 12, height: int = 8) -> Image.Image:
     return Image.fromarray(stacked.astype(np.uint8))
 
 
-def pixels(path: Path) -> np.ndarray:
+def pixels(path):
     photo = read_photo(path).image
     assert photo.mode in ("RGB", "L")
     return np.asarray(photo.convert("RGB")).astype(int)
@@ -41,37 +40,29 @@ def pixels(path: Path) -> np.ndarray:
         ("P", "gif", 60),
     ],
 )
-def test_colours_survive(tmp_path: Path, mode: str, ending: str, tolerance: int) -> None:
+def test_colours_survive(tmp_path, mode, ending, tolerance):
     photo, path = gradient_photo(), tmp_path / f"photo.{ending}"
     photo.convert(mode).save(path)
     assert np.abs(pixels(path) - np.asarray(photo).astype(int)).max() <= tolerance
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA"])
-def test_grey_survives(tmp_path: Path, mode: str) -> None:
+def test_grey_survives(tmp_path, mode):
     grey = np.array([[0, 255], [255, 0]], dtype=np.uint8)
     Image.fromarray(grey).convert(mode).save(tmp_path / "photo.png")
     found = pixels(tmp_path / "photo.png")
     np.testing.assert_array_equal(found, grey[..., None].repeat(3, axis=2).astype(int))
 
 
-def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+def test_transparency_is_laid_on_white(tmp_path):
     photo = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
     photo.putpixel((1, 0), (255, 0, 0, 255))
     photo.save(tmp_path / "photo.png")
     np.testing.assert_array_equal(pixels(tmp_path / "photo.png")[0], [[255, 255, 255], [255, 0, 0]])
 
 
-def test_transparent_palette(tmp_path: Path) -> None:
-    photo = Image.new("P", (2, 1))
-    photo.putpalette([0, 0, 255, 255, 0, 0])
-    photo.putpixel((1, 0), 1)
-    photo.save(tmp_path / "photo.png", transparency=0)
-    np.testing.assert_array_equal(pixels(tmp_path / "photo.png")[0], [[255, 255, 255], [255, 0, 0]])
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_photos_are_turned_the_right_way_up(tmp_path: Path, orientation: int) -> None:
+def test_photos_are_turned_the_right_way_up(tmp_path, orientation):
     photo = gradient_photo()
     turned = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -89,11 +80,11 @@ def test_photos_are_turned_the_right_way_up(tmp_path: Path, orientation: int) ->
     np.testing.assert_array_equal(pixels(tmp_path / "photo.png"), np.asarray(photo))
 
 
-def png_that_claims(width: int, height: int) -> bytes:
+def png_that_claims(width, height):
     """A file of some bytes whose header promises a huge picture."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
+    def chunk(kind, data):
         body = kind + data
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
@@ -105,7 +96,7 @@ def png_that_claims(width: int, height: int) -> bytes:
     )
 
 
-def test_decompression_bombs_are_refused(tmp_path: Path) -> None:
+def test_decompression_bombs_are_refused(tmp_path):
     limit = Image.MAX_IMAGE_PIXELS
     path = tmp_path / "bomb.png"
     path.write_bytes(png_that_claims(100_000, 100_000))
@@ -114,16 +105,14 @@ def test_decompression_bombs_are_refused(tmp_path: Path) -> None:
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_huge_jpegs_are_read_smaller(tmp_path: Path) -> None:
+def test_huge_jpegs_are_read_smaller(tmp_path):
     Image.new("L", (13_000, 11_000), 77).save(tmp_path / "photo.jpg")
     photo = read_photo(tmp_path / "photo.jpg").image
     assert photo.size == (1625, 1375)
     assert photo.getpixel((800, 700)) == 77
 
 
-def test_larger_than_pillow_allows_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_larger_than_pillow_allows_by_itself(tmp_path, monkeypatch):
     gradient_photo().save(tmp_path / "photo.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert read_photo(tmp_path / "photo.png")[0].size == (12, 8)
@@ -137,7 +126,7 @@ def test_larger_than_pillow_allows_by_itself(
         (png_that_claims(20, 20), r"cannot be read \(.*\); it may be damaged"),
     ],
 )
-def test_broken_photos_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_broken_photos_are_named(tmp_path, content, message):
     path = tmp_path / "photo.png"
     path.write_bytes(content)
     with pytest.raises(CommandError, match=message) as raised:
@@ -145,15 +134,7 @@ def test_broken_photos_are_named(tmp_path: Path, content: bytes, message: str) -
     assert str(path) in str(raised.value)
 
 
-def test_cut_off_photos_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "photo.jpg"
-    gradient_photo(200, 200).save(path)
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(CommandError, match=r"truncated.*damaged"):
-        read_photo(path)[0]
-
-
-def test_missing_photos_and_folders(tmp_path: Path) -> None:
+def test_missing_photos_and_folders(tmp_path):
     with pytest.raises(CommandError, match="there is no photo at"):
         read_photo(tmp_path / "photo.png")[0]
     with pytest.raises(CommandError, match="is a folder"):
@@ -164,7 +145,7 @@ def test_missing_photos_and_folders(tmp_path: Path) -> None:
         find_photos(tmp_path / "nowhere")
 
 
-def test_finding_photos(tmp_path: Path) -> None:
+def test_finding_photos(tmp_path):
     (tmp_path / "deeper").mkdir()
     for name in ("b.png", "a.JPG", "deeper/c.tif", "notes.txt", ".hidden.png"):
         (tmp_path / name).touch()
@@ -173,15 +154,23 @@ def test_finding_photos(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (30, 3000), (300, 200)])
-def test_every_size_becomes_an_input(size: tuple[int, int]) -> None:
+def test_every_size_becomes_an_input(size):
     image = choose_model("efficientnet_lite0").preprocessing(Image.new("RGB", size, "white"))
     assert image.shape == (1, 3, 224, 224)
     assert float(image.min()) == float(image.max()) == pytest.approx((1 - 127 / 255) * 255 / 128)
 
 
-def test_a_long_photo_shows_its_middle() -> None:
+def test_a_long_photo_shows_its_middle():
     """Cutting the ends off first changes nothing in the square that the model looks at."""
     photo = Image.new("RGB", (1000, 20))
     photo.paste((255, 255, 255), (490, 0, 510, 20))
     image = choose_model("efficientnet_lite0").preprocessing(photo)
     assert float(image[..., 20:-20].min()) > 0.9
+
+
+def test_transparent_palette(tmp_path):
+    photo = Image.new("P", (2, 1))
+    photo.putpalette([0, 0, 255, 255, 0, 0])
+    photo.putpixel((1, 0), 1)
+    photo.save(tmp_path / "photo.png", transparency=0)
+    np.testing.assert_array_equal(pixels(tmp_path / "photo.png")[0], [[255, 255, 255], [255, 0, 0]])

@@ -48,7 +48,7 @@ def nameless(): return Finder(), transform()
 
 
 @pytest.fixture
-def garden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def garden(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(FINDER)
     monkeypatch.delitem(sys.modules, "own", raising=False)
@@ -58,12 +58,12 @@ def garden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(pixels).save("garden.png")
 
 
-def explain(*options: str, model: str = "own:finder") -> int:
+def explain(*options, model="own:finder"):
     quick = ("--superpixels", "16", "--device", "cpu", "--no-test", "--html")
     return main(["explain", "garden.png", "--model", model, *quick, *options])
 
 
-def test_every_box_has_a_map_of_its_own(garden: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_box_has_a_map_of_its_own(garden, capsys):
     assert explain("--method", "efficient") == 0
     said = capsys.readouterr().out
     assert "Why rose" in said
@@ -78,7 +78,7 @@ def test_every_box_has_a_map_of_its_own(garden: None, capsys: pytest.CaptureFixt
     assert violet[inside].mean() > 5 * np.abs(violet[~inside]).mean()
 
 
-def test_boxes_of_a_class(garden: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_boxes_of_a_class(garden, capsys):
     assert explain("--target", "violet", "--method", "efficient") == 0
     said = capsys.readouterr().out
     assert "Why violet" in said
@@ -89,14 +89,14 @@ def test_boxes_of_a_class(garden: None, capsys: pytest.CaptureFixture[str]) -> N
     assert "one by one" in capsys.readouterr().err
 
 
-def test_a_detector_by_the_default_method(garden: None) -> None:
+def test_a_detector_by_the_default_method(garden):
     assert explain(model="own:nameless") == 0
     assert Path("garden.png_evidence.png").is_file()
     assert Path("garden.png_evidence.html").is_file()
 
 
 @pytest.mark.parametrize("n_classes", [91, 4])
-def test_detectors_of_torchvision_by_name(tmp_path: Path, n_classes: int) -> None:
+def test_detectors_of_torchvision_by_name(tmp_path, n_classes):
     from torchvision.models import detection
 
     name = "fasterrcnn_mobilenet_v3_large_320_fpn"

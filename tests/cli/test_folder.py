@@ -11,11 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ N = 6
 
 
 @pytest.fixture(autouse=True)
-def photos(photo_folder: Path) -> Path:
+def photos(photo_folder):
     folder = photo_folder / "photos"
     (folder / "deep").mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -40,13 +38,13 @@ def photos(photo_folder: Path) -> Path:
     return folder
 
 
-def command(output: str = "out", *more: str, model: str = MODEL) -> list[str]:
+def command(output="out", *more, model=MODEL):
     quick = ["--window", "8", "--stride", "8", "--method", "gradient"]
     chosen = ["--model", model, "--device", "cpu"]
     return ["explain", "photos", "--output", output, *quick, *chosen, *more]
 
 
-def results(folder: str = "out") -> dict[str, np.ndarray]:
+def results(folder="out"):
     found = {}
     for path in sorted(Path(folder).rglob("*.npz")):
         with np.load(path) as file:
@@ -56,7 +54,7 @@ def results(folder: str = "out") -> dict[str, np.ndarray]:
     return found
 
 
-def test_a_folder_is_explained_once(capsys: pytest.CaptureFixture[str], photos: Path) -> None:
+def test_a_folder_is_explained_once(capsys, photos):
     (photos / "broken.png").write_bytes(b"nothing")
     assert main(command()) == 1
     said = capsys.readouterr()
@@ -93,7 +91,7 @@ def test_a_folder_is_explained_once(capsys: pytest.CaptureFixture[str], photos: 
     np.testing.assert_array_equal(after["2.png_evidence.npz"], found["2.png_evidence.npz"])
 
 
-def test_a_changed_setting_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_setting_is_refused(capsys):
     assert main(command("out", "--quiet", "--raw", "safetensors")) == 0
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*.safetensors")}
     assert len(before) == N
@@ -107,7 +105,7 @@ def test_a_changed_setting_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("raw", ["npz", "safetensors"])
-def test_a_damaged_result_is_made_anew(raw: str) -> None:
+def test_a_damaged_result_is_made_anew(raw):
     assert main(command("out", "--quiet", "--raw", raw)) == 0
     damaged = Path(f"out/0.png_evidence.{raw}")
     content = bytearray(damaged.read_bytes())
@@ -121,7 +119,7 @@ def test_a_damaged_result_is_made_anew(raw: str) -> None:
     assert damaged.read_bytes() != bytes(content)
 
 
-def test_results_may_lie_below_the_photos(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_may_lie_below_the_photos(photos, capsys):
     for _ in range(2):
         assert main(command("photos/out", "--quiet")) == 0
     assert len(results("photos/out")) == N
@@ -129,20 +127,20 @@ def test_results_may_lie_below_the_photos(photos: Path, capsys: pytest.CaptureFi
     assert "another folder than that of the photos" in capsys.readouterr().err
 
 
-def test_a_photo_that_is_named_twice_is_explained_once() -> None:
+def test_a_photo_that_is_named_twice_is_explained_once():
     twice = ["explain", "photos", "photos/deep/../../photos/a.jpg", *command("out", "--quiet")[2:]]
     assert main(twice) == 0
     assert len(results()) == N
 
 
-def test_what_no_photo_can_be_asked_ends_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_photo_can_be_asked_ends_at_once(capsys):
     assert main(command("out", "--target", "9")) == 2
     assert main(command("out", "--window", "500")) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert not Path("out").exists()
 
 
-def test_one_engine_for_all_photos_and_reruns() -> None:
+def test_one_engine_for_all_photos_and_reruns():
     """Which engine is faster is tried once: a rerun takes the one that the folder names."""
     chosen = ("--quiet", "--method", "efficient", "--window", "4", "--stride", "4")
     assert main(command("out", *chosen)) == 0
@@ -163,7 +161,7 @@ def test_one_engine_for_all_photos_and_reruns() -> None:
 
 
 @contextmanager
-def launch(arguments: list[str], program: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def launch(arguments, program):
     """A running job, which does not outlive the block whatever happens there."""
     environment = {
         **os.environ,
@@ -188,7 +186,7 @@ def launch(arguments: list[str], program: list[str]) -> Iterator[subprocess.Pope
                 job.kill()
 
 
-def process_of_rank(parent: int, rank: int) -> int:
+def process_of_rank(parent, rank):
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     for child in children:
         if f"\0RANK={rank}\0".encode() in b"\0" + Path(f"/proc/{child}/environ").read_bytes():
@@ -198,7 +196,7 @@ def process_of_rank(parent: int, rank: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
-def test_a_killed_rank_loses_nothing() -> None:
+def test_a_killed_rank_loses_nothing():
     """kill -9 of one rank ends the job; the same command finishes it, as one process would."""
     efficient = ("--method", "sampled", "--samples", "150")
     with launch(command("out", *efficient), ["-m", "captum_pda"]) as job:
@@ -234,7 +232,7 @@ def test_a_killed_rank_loses_nothing() -> None:
         np.testing.assert_array_equal(found[name], bits)
 
 
-def test_a_table_and_an_index_of_all_photos_with_those_that_failed(photos: Path) -> None:
+def test_a_table_and_an_index_of_all_photos_with_those_that_failed(photos):
     for folder in ("first", "second"):
         Path(folder).mkdir()
         shutil.copy(next(photos.rglob("*.png")), Path(folder) / "same.png")
@@ -261,5 +259,5 @@ def test_a_table_and_an_index_of_all_photos_with_those_that_failed(photos: Path)
     assert Path("both/results.csv").read_bytes() == before
 
 
-def read_block_of(path: str) -> tuple[dict[str, Any], Any]:
+def read_block_of(path):
     return unpack(read_block(Path(path).read_bytes(), "values"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from PIL import Image
 from captum_pda.cli.main import main
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
+from captum_pda.report.page_file import read_block, unpack
 
 #: Models of one channel; the last transform remembers what it got.
 OWN = """
@@ -53,25 +53,25 @@ CODES = np.random.default_rng(0).integers(0, 4096, (24, 20)).astype(np.uint16)
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("scans.py").write_text(OWN)
     monkeypatch.delitem(sys.modules, "scans", raising=False)
     return tmp_path
 
 
-def explain(file: str, model: str, *options: str) -> int:
+def explain(file, model, *options):
     quick = ("--method", "efficient", "--window", "8", "--stride", "8", "--device", "cpu")
     return main(["explain", file, "--model", model, *quick, "--quiet", *options])
 
 
-def values_of(path: str, **options: Any) -> np.ndarray:
+def values_of(path, **options):
     image = read_photo(Path(path), **options).image
     return np.asarray(image)
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
-def test_sixteen_bits_are_unchanged(own: Path, ending: str) -> None:
+def test_sixteen_bits_are_unchanged(own, ending):
     Image.fromarray(CODES).save(f"xray.{ending}")
     image = read_photo(Path(f"xray.{ending}")).image
     assert isinstance(image, Image.Image)
@@ -84,9 +84,7 @@ def test_sixteen_bits_are_unchanged(own: Path, ending: str) -> None:
         np.testing.assert_array_equal(np.asarray(image), CODES)
 
 
-def test_a_model_of_photos_asks_for_black_and_white(
-    photo_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_photos_asks_for_black_and_white(photo_folder, capsys):
     Image.fromarray(CODES).save("xray.png")
     Path("plain.py").write_text("import tiny\ndef make(): return tiny.network()\n")
     assert explain("xray.png", "plain:make") == 1
@@ -96,7 +94,7 @@ def test_a_model_of_photos_asks_for_black_and_white(
     assert explain("xray.png", "plain:make", "--intensity", "0", "4095") == 0
 
 
-def test_intensity_maps_values_to_black_and_white(own: Path) -> None:
+def test_intensity_maps_values_to_black_and_white(own):
     Image.fromarray(CODES).save("xray.png")
     low, high = 500, 3000
     expected = np.round(255 * ((CODES.astype(float) - low) / (high - low)).clip(0, 1))
@@ -112,12 +110,12 @@ def test_intensity_maps_values_to_black_and_white(own: Path) -> None:
             intensity_option(wrong)
 
 
-def test_low_values_that_are_bright_are_mirrored(own: Path) -> None:
+def test_low_values_that_are_bright_are_mirrored(own):
     Image.fromarray(CODES).save("white_is_zero.tif", tiffinfo={262: 0})
     np.testing.assert_array_equal(values_of("white_is_zero.tif"), 65535.0 - CODES)
 
 
-def test_what_cannot_be_read_faithfully_is_refused(own: Path) -> None:
+def test_what_cannot_be_read_faithfully_is_refused(own):
     grey = Image.fromarray((CODES >> 4).astype(np.uint8))
     grey.convert("CMYK").save("print.tif")
     grey.save("pages.tif", save_all=True, append_images=[grey.rotate(180)])
@@ -135,7 +133,7 @@ def test_what_cannot_be_read_faithfully_is_refused(own: Path) -> None:
         read_photo(Path("pages.tif"), frame=2)
 
 
-def test_sixteen_bits_of_each_colour_are_not_cut_in_silence(own: Path) -> None:
+def test_sixteen_bits_of_each_colour_are_not_cut_in_silence(own):
     tifffile = pytest.importorskip("tifffile")
     colours = np.stack([CODES] * 3, axis=2) * 16
     tifffile.imwrite("colours.tif", colours, photometric="rgb")
@@ -144,7 +142,7 @@ def test_sixteen_bits_of_each_colour_are_not_cut_in_silence(own: Path) -> None:
     np.testing.assert_array_equal(values_of("colours.tif", intensity="full"), colours >> 8)
 
 
-def test_a_model_of_one_channel_gets_one(own: Path) -> None:
+def test_a_model_of_one_channel_gets_one(own):
     Image.fromarray(np.stack([(CODES >> 4).astype(np.uint8)] * 3, axis=2)).save("colour.png")
     assert explain("colour.png", "scans:flat") == 0
     assert {image.mode for image in sys.modules["scans"].GOT} == {"L"}
@@ -153,7 +151,7 @@ def test_a_model_of_one_channel_gets_one(own: Path) -> None:
 # DICOM
 
 
-def dicom(name: str, stored: np.ndarray, **fields: Any) -> None:
+def dicom(name, stored, **fields):
     pydicom = pytest.importorskip("pydicom")
     from pydicom.dataset import Dataset, FileMetaDataset
 
@@ -180,7 +178,7 @@ def dicom(name: str, stored: np.ndarray, **fields: Any) -> None:
     file.save_as(name, enforce_file_format=True)
 
 
-def test_dicom_values_have_the_unit_of_their_rescale_slope(own: Path) -> None:
+def test_dicom_values_have_the_unit_of_their_rescale_slope(own):
     dicom("ct.dcm", CODES, RescaleSlope=2, RescaleIntercept=-1024, BitsStored=12, HighBit=11)
     np.testing.assert_array_equal(values_of("ct.dcm"), CODES * 2.0 - 1024)
     assert explain("ct.dcm", "scans:flat", "--output", "out/ct.png") == 0
@@ -192,7 +190,7 @@ def test_dicom_values_have_the_unit_of_their_rescale_slope(own: Path) -> None:
     np.testing.assert_array_equal(values_of("IM0001"), CODES * 2.0 - 1024)
 
 
-def test_dicom_windows(own: Path) -> None:
+def test_dicom_windows(own):
     window = {"WindowCenter": [40, 0], "WindowWidth": [400, 1], "RescaleIntercept": -1024}
     dicom("ct.dcm", CODES, RescaleSlope=1, **window)
     x, centre, width = CODES - 1024.0, 40, 400
@@ -206,7 +204,7 @@ def test_dicom_windows(own: Path) -> None:
     np.testing.assert_array_equal(values_of("smooth.dcm", intensity="file"), np.round(255 * smooth))
 
 
-def test_a_dicom_table_of_values(own: Path) -> None:
+def test_a_dicom_table_of_values(own):
     pydicom = pytest.importorskip("pydicom")
     table = pydicom.Dataset()
     table.LUTDescriptor, table.LUTData = [4096, 0, 12], list(range(4095, -1, -1))
@@ -216,14 +214,14 @@ def test_a_dicom_table_of_values(own: Path) -> None:
     np.testing.assert_array_equal(values_of("xray.dcm", intensity="file"), expected)
 
 
-def test_monochrome1_is_mirrored(own: Path) -> None:
+def test_monochrome1_is_mirrored(own):
     dicom("xray.dcm", CODES, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11)
     np.testing.assert_array_equal(values_of("xray.dcm"), 4095.0 - CODES)
     shown = values_of("xray.dcm", intensity="full")
     np.testing.assert_array_equal(shown, np.round(255 * (1 - CODES / 4095)))
 
 
-def test_colour_and_8_bit_dicom_are_photos(own: Path) -> None:
+def test_colour_and_8_bit_dicom_are_photos(own):
     colours = np.stack([CODES >> 4, CODES >> 5, CODES >> 6], axis=2).astype(np.uint8)
     dicom("skin.dcm", colours)
     np.testing.assert_array_equal(values_of("skin.dcm"), colours)
@@ -233,11 +231,11 @@ def test_colour_and_8_bit_dicom_are_photos(own: Path) -> None:
     np.testing.assert_array_equal(np.asarray(image), colours[..., 0])
 
 
-def test_frames_of_dicom_are_a_volume_with_its_place(own: Path) -> None:
+def test_frames_of_dicom_are_a_volume_with_its_place(own):
     pydicom = pytest.importorskip("pydicom")
     frames = np.stack([CODES, CODES[::-1], CODES[:, ::-1]]).astype(np.int16)
 
-    def plane(z: float) -> Any:
+    def plane(z):
         position, group = pydicom.Dataset(), pydicom.Dataset()
         position.ImagePositionPatient = [-10, -20, z]
         group.PlanePositionSequence = [position]
@@ -262,7 +260,7 @@ def test_frames_of_dicom_are_a_volume_with_its_place(own: Path) -> None:
     assert read_photo(Path("uneven.dcm")).affine is None
 
 
-def test_dicom_that_cannot_be_decoded_names_the_next_step(own: Path) -> None:
+def test_dicom_that_cannot_be_decoded_names_the_next_step(own):
     pydicom = pytest.importorskip("pydicom")
     dicom("xray.dcm", CODES)
     file = pydicom.dcmread("xray.dcm")
@@ -285,7 +283,7 @@ def test_dicom_that_cannot_be_decoded_names_the_next_step(own: Path) -> None:
 AFFINE = np.array([[-2.0, 0, 0, 90], [0, 0, 3, -120], [0, 1.5, 0, -70], [0, 0, 0, 1]])
 
 
-def nifti(name: str, shape: tuple[int, ...] = (16, 12, 14), scale: float = 1.0) -> np.ndarray:
+def nifti(name, shape=(16, 12, 14), scale=1.0):
     nibabel = pytest.importorskip("nibabel")
     values = np.random.default_rng(1).integers(0, 4096, shape).astype(np.int16)
     scan = nibabel.Nifti1Image(values, AFFINE)
@@ -295,7 +293,7 @@ def nifti(name: str, shape: tuple[int, ...] = (16, 12, 14), scale: float = 1.0) 
 
 
 @pytest.mark.parametrize("name", ["scan.nii", "scan.nii.gz"])
-def test_nifti_values_and_affine(own: Path, name: str) -> None:
+def test_nifti_values_and_affine(own, name):
     values = nifti(name, scale=0.5)
     photo = read_photo(Path(name))
     np.testing.assert_array_equal(photo.image, values)
@@ -303,10 +301,12 @@ def test_nifti_values_and_affine(own: Path, name: str) -> None:
     assert find_photos(Path()) == [Path(name)]
 
 
-def test_a_volume_is_explained_and_its_map_has_its_affine(own: Path) -> None:
+def test_a_volume_is_explained_and_its_map_has_its_affine(own):
     nibabel = pytest.importorskip("nibabel")
     nifti("scan.nii.gz")
-    assert explain("scan.nii.gz", "scans:deep", "--raw", "nifti", "--target", "1") == 0
+    assert explain("scan.nii.gz", "scans:deep", "--raw", "nifti", "--target", "1", "--html") == 0
+    header, _ = unpack(read_block(Path("scan.nii.gz_evidence.html").read_bytes(), "values"))
+    assert (header["title"], header["spacing"]) == ("scan.nii.gz", [2.0, 1.5, 3.0])
     written = nibabel.load("scan.nii.gz_evidence.nii.gz")
     np.testing.assert_array_equal(written.affine, AFFINE)
     with np.load("scan.nii.gz_evidence.npz") as file:
@@ -321,9 +321,7 @@ def test_a_volume_is_explained_and_its_map_has_its_affine(own: Path) -> None:
     assert explain("scan.nii.gz", "scans:deep", "--raw", "nifti", "--target", "1") == 2
 
 
-def test_a_transform_that_resamples_says_where(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transform_that_resamples_says_where(own, capsys):
     nibabel = pytest.importorskip("nibabel")
     nifti("scan.nii.gz")
     some = ("--raw", "nifti", "--window", "4", "--stride", "4")
@@ -335,9 +333,7 @@ def test_a_transform_that_resamples_says_where(
     assert "return (tensor, affine)" in capsys.readouterr().err
 
 
-def test_scans_that_are_no_volume_are_refused(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scans_that_are_no_volume_are_refused(own, capsys):
     nifti("time.nii.gz", (6, 5, 4, 3))
     with pytest.raises(CommandError, match=r"shape \(6, 5, 4, 3\).*four_to_three"):
         read_photo(Path("time.nii.gz"))
@@ -347,7 +343,7 @@ def test_scans_that_are_no_volume_are_refused(
     assert "volume of 6 x 5 x 4; give --model package.module:function" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_named(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(own, monkeypatch):
     dicom("xray.dcm", CODES)
     nifti("scan.nii")
     for name, package in (("xray.dcm", "pydicom"), ("scan.nii", "nibabel")):

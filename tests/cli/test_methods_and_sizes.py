@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,27 +18,24 @@ from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.photos import read_photo
 
-
-@pytest.fixture(autouse=True)
-def folder(photo_folder: Path) -> Path:
-    return photo_folder
+pytestmark = pytest.mark.usefixtures("photo_folder")
 
 
-def run(*arguments: str) -> int:
+def run(*arguments):
     return main(["explain", *arguments, "--model", "tiny:five", "--device", "cpu", "--quiet"])
 
 
-def bits(name: str = "cat.png_evidence.npz") -> np.ndarray:
+def bits(name="cat.png_evidence.npz"):
     with np.load(name) as file:
         return file["bits"]
 
 
-def image(name: str = "tiny:five") -> tuple[torch.nn.Module, torch.Tensor]:
+def image(name="tiny:five"):
     classifier = load_classifier(name)
     return classifier.model, classifier.preprocessing(read_photo(Path("cat.png"))[0])
 
 
-def check(found: np.ndarray, expected: torch.Tensor) -> None:
+def check(found, expected):
     values = expected[0, 0].detach().numpy()
     np.testing.assert_allclose(found, values, atol=1e-3 * float(abs(values).max()))
 
@@ -70,9 +66,7 @@ def check(found: np.ndarray, expected: torch.Tensor) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_map_is_that_of_the_library(
-    options: list[str], method: Any, arguments: dict[str, Any]
-) -> None:
+def test_the_map_is_that_of_the_library(options, method, arguments):
     assert run("cat.png", "--target", "dog", *options) == 0
     model, inputs = image()
     if method is SampledPDA:
@@ -80,9 +74,7 @@ def test_the_map_is_that_of_the_library(
     check(bits()[0], method(model).attribute(inputs, target=4, **arguments))
 
 
-def test_the_features_of_the_last_layer_are_drawn_over_the_photo(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_features_of_the_last_layer_are_drawn_over_the_photo(capsys):
     command = ["explain", "cat.png", "--model", "tiny:certain", "--method", "layer"]
     assert main([*command, "--target", "4"]) == 0
     model, inputs = image("tiny:certain")
@@ -100,15 +92,8 @@ def test_the_features_of_the_last_layer_are_drawn_over_the_photo(
     assert any(int(end) > 15 for _, end in rows)
 
 
-def test_contrast_of_several_sizes_and_contexts() -> None:
-    assert run("cat.png", "--contrast", "dog", "cat", "--classes", "1") == 0
-    model, inputs = image()
-    evidence = PDA(model).evidence(inputs)
-    check(bits()[1], evidence.contrast(4, 3))
-
-
 @pytest.fixture
-def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def saved_figures(monkeypatch):
     """All figures that are saved."""
     figures: list[Figure] = []
     save = Figure.savefig
@@ -120,7 +105,7 @@ def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return figures
 
 
-def test_panels_say_which_method_and_sizes_they_show(saved_figures: list[Figure]) -> None:
+def test_panels_say_which_method_and_sizes_they_show(saved_figures):
     for method in ("pda", "efficient", "gradient", "layer"):
         assert run("cat.png", "--method", method) == 0
     said = [
@@ -142,7 +127,7 @@ def test_panels_say_which_method_and_sizes_they_show(saved_figures: list[Figure]
 
 
 @pytest.mark.parametrize("n_classes", [1, 4])
-def test_the_maps_fill_the_picture(n_classes: int, saved_figures: list[Figure]) -> None:
+def test_the_maps_fill_the_picture(n_classes, saved_figures):
     """One class has no blank half; a row is left unfilled by less than half of it."""
     assert run("cat.png", "--classes", str(n_classes), "--method", "gradient") == 0
     panels = [axes for axes in saved_figures[0].axes if axes.images and axes.get_title()]
@@ -155,7 +140,7 @@ def test_the_maps_fill_the_picture(n_classes: int, saved_figures: list[Figure]) 
 
 
 @pytest.mark.parametrize("method", ["pda", "layer"])
-def test_folders_of_several_sizes_are_explained_once(method: str) -> None:
+def test_folders_of_several_sizes_are_explained_once(method):
     Path("photos").mkdir()
     for name in ("cat.png", "dog.png"):
         Path(name).rename(Path("photos") / name)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,40 +14,12 @@ from captum_pda.cli.main import main
 from captum_pda.cli.models import choose_model, load_classifier
 from captum_pda.cli.usage_errors import CommandError, UsageError
 
-
-@pytest.fixture(autouse=True)
-def folder(photo_folder: Path) -> Path:
-    return photo_folder
-
-
-def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where a package is not installed."""
-    load = builtins.__import__
-
-    def missing(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == package:
-            raise ModuleNotFoundError(f"No module named {package!r}")
-        return load(name, *rest)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", missing)
-    finder = type(
-        "Finder", (), {"find_spec": staticmethod(lambda name, *_: _refuse(name, package))}
-    )
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-
-
-def _refuse(name: str, package: str) -> None:
-    if name.partition(".")[0] == package:
-        raise ModuleNotFoundError(f"No module named {package!r}")
+pytestmark = pytest.mark.usefixtures("photo_folder")
 
 
 @pytest.mark.parametrize(("name", "package"), [("timm/resnet18", "timm"), ("hf/x", "transformers")])
-def test_a_missing_package_is_named(
-    name: str, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without(package, monkeypatch)
+def test_a_missing_package_is_named(name, package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
     assert main(["explain", "cat.png", "--model", name]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f"this command needs {package}" in line
@@ -62,12 +32,12 @@ SMALL = "test_efficientnet.r160_in1k"
 
 
 @pytest.fixture
-def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+def untrained(monkeypatch):
     """timm without downloads: random weights, always the same."""
     timm = pytest.importorskip("timm")
     create = timm.create_model
 
-    def create_untrained(name: str, pretrained: bool = False, **rest: Any) -> Any:
+    def create_untrained(name, pretrained=False, **rest):
         torch.manual_seed(0)
         return create(name, pretrained=False, **rest)
 
@@ -76,7 +46,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("untrained")
-def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
+def test_a_model_of_timm_brings_its_transforms_and_labels():
     classifier = load_classifier(f"timm/{SMALL}")
     image = classifier.preprocessing(Image.open("cat.png").convert("RGB"))
     assert image.shape == (1, 3, 160, 160)
@@ -97,7 +67,7 @@ def test_a_model_of_timm_brings_its_transforms_and_labels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("untrained")
-def test_own_weights_for_a_model_of_timm(tmp_path: Path) -> None:
+def test_own_weights_for_a_model_of_timm(tmp_path):
     import timm
 
     model = timm.create_model(SMALL, num_classes=7).eval()
@@ -109,7 +79,7 @@ def test_own_weights_for_a_model_of_timm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unknown_models_of_timm() -> None:
+def test_unknown_models_of_timm():
     pytest.importorskip("timm")
     with pytest.raises(UsageError, match=r"use timm/resnet\w+ or"):
         choose_model("timm/resnet5")
@@ -118,10 +88,10 @@ def test_unknown_models_of_timm() -> None:
 
 
 @pytest.mark.slow
-def test_weights_of_timm_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_timm_that_cannot_be_fetched(monkeypatch):
     timm = pytest.importorskip("timm")
 
-    def offline(*_: object, **__: object) -> None:
+    def offline(*_, **__):
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", offline)
@@ -133,7 +103,7 @@ def test_weights_of_timm_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def saved(tmp_path):
     """A tiny vision transformer as ``save_pretrained`` writes it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -158,7 +128,7 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -> None:
+def test_a_model_of_transformers_brings_its_transforms_and_labels(saved):
     import transformers
 
     classifier = load_classifier(f"hf/{saved}")
@@ -176,7 +146,7 @@ def test_a_model_of_transformers_brings_its_transforms_and_labels(saved: Path) -
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+def test_folders_that_hold_no_model(tmp_path):
     pytest.importorskip("transformers")
     with pytest.raises(CommandError, match=r"cannot be loaded .*save_pretrained"):
         choose_model(f"hf/{tmp_path}")
@@ -185,7 +155,7 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
 # One's own
 
 
-def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
+def test_a_model_alone_is_prepared_as_for_imagenet():
     Path("own_alone.py").write_text(
         "import tiny\n\ndef alone():\n    return tiny.network(classes=3)\n"
     )
@@ -198,9 +168,7 @@ def test_a_model_alone_is_prepared_as_for_imagenet() -> None:
     sys.modules.pop("own_alone")
 
 
-def test_what_is_wrong_with_a_model_of_one_s_own_is_told(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_wrong_with_a_model_of_one_s_own_is_told(capsys):
     Path("wrong.py").write_text(
         "import torch\n\ndef fails():\n    raise KeyError('weights')\n\n"
         "def flat():\n    return torch.nn.Flatten(0)\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,23 +13,20 @@ from captum_pda import PDA
 from captum_pda.cli.main import main
 from captum_pda.regions.superpixels import Superpixels
 
-
-@pytest.fixture(autouse=True)
-def folder(photo_folder: Path) -> Path:
-    return photo_folder
+pytestmark = pytest.mark.usefixtures("photo_folder")
 
 
-def explain(*options: str) -> int:
+def explain(*options):
     quick = ("--model", "tiny:five", "--device", "cpu", "--superpixels", "5", "--no-test")
     return main(["explain", "cat.png", *quick, *options])
 
 
-def bits() -> np.ndarray:
+def bits():
     with np.load("cat.png_evidence.npz") as file:
         return file["bits"][0]
 
 
-def test_a_rectangle_in_pixels_of_the_photo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rectangle_in_pixels_of_the_photo(capsys):
     """The photo of 60 x 48 becomes 40 x 32, of which the middle 32 columns are seen."""
     assert explain("--roi", "24", "12", "12", "18") == 0
     inside = np.zeros((32, 32), dtype=bool)
@@ -42,7 +38,7 @@ def test_a_rectangle_in_pixels_of_the_photo(capsys: pytest.CaptureFixture[str]) 
     assert "Only the region of interest was asked (9.4%); the map is 0 elsewhere." in said
 
 
-def test_a_mask_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_gives_the_same(capsys):
     mask = np.zeros((48, 60), dtype=np.uint8)
     mask[12:30, 24:36] = 1
     Image.fromarray(mask).save("mask.png")
@@ -59,7 +55,7 @@ def test_a_mask_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert explain("--roi", "0", "0", "9", "9", "--method", "layer") == 2
 
 
-def test_superpixels_within_a_region_of_interest() -> None:
+def test_superpixels_within_a_region_of_interest():
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()

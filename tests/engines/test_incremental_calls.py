@@ -46,7 +46,6 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.layer_norm by position": lambda x: torch.layer_norm(
         x.movedim(1, -1), [4], CHANNELS, CHANNELS, 1e-5, True
     ),
-    "softmax(dim=)": lambda x: torch.softmax(input=x, dim=1),
     "add(other=)": lambda x: torch.add(input=x, other=x, alpha=2),
     "pow(exponent=)": lambda x: torch.pow(x, exponent=2),
     "pow(self=, exponent=)": lambda x: torch.pow(self=2.0, exponent=x),

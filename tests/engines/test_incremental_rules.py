@@ -84,6 +84,21 @@ def test_convolution(n_axes: int, data: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": 1}, {"padding": "same"}, {"stride": 2}, {"dilation": (2, 1)}]
+)
+def test_convolutions_of_many_channels(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    first, second = torch.randn(96, 2, 1, 1).double(), torch.randn(97, 96, 3, 3).double()
+    grid = WindowGrid((8, 9), (3, 2), (3, 4))
+    assert_same(
+        lambda x: F.conv2d(F.conv2d(x, first), second, **options).flatten(2).mean(2),
+        torch.randn(1, 2, 8, 9).double(),
+        grid,
+        stays=False,
+    )
+
+
 @pytest.mark.parametrize("n_axes", [1, 2, 3])
 @EXAMPLES
 @given(data=st.data())
@@ -171,13 +186,8 @@ CASES: dict[Any, list[Callable[[Tensor], Tensor]]] = {
         lambda x: x.to(x, copy=True).relu_() + x,
         lambda x: x.to(memory_format=torch.channels_last),
     ],
-    elementwise.channels_first: [
-        lambda x: F.prelu(x, CONSTANT.flatten()),
-        lambda x: F.local_response_norm(x, 3),
-    ],
     elementwise.linear: [lambda x: F.linear(x.permute(0, 2, 3, 1), WEIGHT).permute(0, 3, 1, 2)],
     elementwise.layer_norm: [lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (4,))],
-    elementwise.softmax: [lambda x: x.softmax(1), lambda x: F.log_softmax(x, dim=-3)],
     convolutions.batch_norm: [
         lambda x: F.batch_norm(x, WEIGHT[0], WEIGHT[1] ** 2, WEIGHT[2], WEIGHT[3]),
         lambda x: F.batch_norm(x.sin(), WEIGHT[0], WEIGHT[1] ** 2),

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 import captum_pda
 from captum_pda import _torch
@@ -52,60 +50,6 @@ def test_nothing_else_knows_of_pytorchs_private_names():
         for name in set(private_names_of_others(file.read_text(), own)) - STANDARD_LIBRARY
     }
     assert not elsewhere, f"private names belong in captum_pda/_torch.py: {sorted(elsewhere)}"
-
-
-def test_nn_functions_are_those_that_layers_call():
-    """``torch._C._nn``: what ``torch.nn.functional`` calls for these is found there."""
-    for name in ("avg_pool2d", "gelu", "adaptive_avg_pool2d", "hardtanh_"):
-        assert callable(getattr(_torch.nn_functions, name, None)), f"torch._C._nn.{name} moved"
-    x = torch.randn(1, 1, 4, 4)
-    torch.testing.assert_close(
-        _torch.nn_functions.avg_pool2d(x, 2), torch.nn.functional.avg_pool2d(x, 2)
-    )
-
-
-class Wrapped(Tensor):
-    """A tensor that answers everything with a word."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return "ours"
-
-
-class WithoutMemory(Tensor):
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        raise NotImplementedError
-
-
-def test_a_wrapper_subclass_has_a_shape_and_no_memory():
-    """``Tensor._make_wrapper_subclass(cls, size, dtype=, device=)``."""
-    made = _torch.make_wrapper_subclass(
-        WithoutMemory, (2, 10**9), torch.float64, torch.device("cpu")
-    )
-    assert type(made) is WithoutMemory
-    assert made.shape == (2, 10**9)
-    assert made.dtype == torch.float64
-
-
-def test_without_torch_function_subclasses_are_ordinary():
-    """``torch._C.DisableTorchFunctionSubclass``."""
-    tensor = torch.zeros(2).as_subclass(Wrapped)
-    assert tensor + 1 == "ours"
-    with _torch.without_torch_function():
-        assert torch.equal(torch.add(tensor, 1), torch.ones(2))
-
-
-class Refusing(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        raise NotImplementedError
-
-
-def test_without_torch_function_modes_see_nothing():
-    """``torch._C.DisableTorchFunction``."""
-    with Refusing(), _torch.without_torch_function_modes():
-        ones = torch.add(torch.zeros(2).as_subclass(Wrapped), 1)
-    assert torch.equal(ones, torch.ones(2))
 
 
 def test_the_version_counts_writes_through_views():

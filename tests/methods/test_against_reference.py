@@ -12,7 +12,6 @@ from torch import nn
 from captum_pda import (
     EfficientPDA,
     EmpiricalMeanPrior,
-    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     MarginalPrior,
@@ -250,59 +249,6 @@ def test_conditional_mean(place, covariance, channels):
 
 @every_covariance
 @every_channels
-@pytest.mark.parametrize("regularization", [1e-5, 0.3])
-def test_conditional_mean_with_other_regularization(covariance, channels, regularization):
-    gaussian = reference_gaussian(PATCH, covariance, channels, regularization)
-    image = two_images()[0]
-    prior = fitted_prior(PATCH, covariance, channels, regularization=regularization)
-    found = prior.conditional_mean(torch.from_numpy(image), WindowGrid((9, 11), WINDOW, STRIDES))
-    assert_same(found, reference.conditional_means(gaussian, image, WINDOW, STRIDES))
-
-
-def reveal_factor(prior, example, grid, n_values):
-    """L L^T of every window (W, values, values), from samples whose noise is one unit at a time."""
-
-    def unit_noise(shape, **_):
-        n_samples, _, pixels, channels = shape
-        assert pixels * channels == n_samples == n_values
-        units = torch.eye(n_values, dtype=torch.float64).reshape(n_samples, 1, pixels, channels)
-        return units.expand(shape).clone()
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(torch, "randn", unit_noise)
-        samples = prior.sample(example, grid, n_values)
-    factor = (samples - prior.conditional_mean(example, grid)).flatten(2)
-    return torch.einsum("swi,swj->wij", factor, factor)
-
-
-@pytest.mark.parametrize(
-    "place",
-    [
-        "1-D, odd margin, last window moved",
-        "odd margin",
-        "image smaller than an odd patch",
-        "3-D, smaller than the patch",
-    ],
-)
-@every_covariance
-@every_channels
-def test_sample_factor_is_the_conditional_covariance(place, covariance, channels):
-    space, window, strides, patch = PLACES[place]
-    image = make_images(1, CHANNELS[len(space)], space, seed=5)[0]
-    gaussian = reference_gaussian(patch, covariance, channels)
-    expected = [
-        reference.condition_window(gaussian, image, corner, window)[1]
-        for corner in reference.window_corners(space, window, strides)
-    ]
-    prior = fitted_prior(patch, covariance, channels)
-    grid = WindowGrid(space, window, strides)
-    n_values = len(image) * int(np.prod(window))
-    found = reveal_factor(prior, torch.from_numpy(image), grid, n_values)
-    assert_same(found, np.stack(expected))
-
-
-@every_covariance
-@every_channels
 def test_samples_have_the_conditional_mean_and_covariance(covariance, channels):
     n_samples, window, strides = 4000, (2, 2), (3, 4)
     images = two_images()
@@ -344,119 +290,27 @@ def test_examples_and_windows_get_draws_of_their_own():
 # The three algorithms
 
 
+@pytest.mark.parametrize("algorithm", ["efficient", "sampled", "gradient", "pixelwise gradient"])
 @every_model_and_measure
-def test_efficient_pda(name, measure):
+def test_maps(algorithm, name, measure):
     model, output, targets = MODELS[name]
-    images = two_images()
-    expected = expected_maps(
-        reference.efficient_pda, model, images, reference_means(), targets, output, measure
-    )
-    pda = EfficientPDA(model, fitted_prior(PATCH), output, measure)
-    for perturbations_per_eval in (None, 7):
-        found = pda.attribute(
-            torch.from_numpy(images),
-            target=targets,
-            sliding_window_shapes=WINDOW,
-            strides=STRIDES,
-            perturbations_per_eval=perturbations_per_eval,
-        )
-        assert_same(found, expected)
-
-
-@every_model_and_measure
-def test_sampled_pda(name, measure):
-    model, output, targets = MODELS[name]
-    images = two_images()
-    draws = make_draws(images, 3, WINDOW, STRIDES)
-    expected = expected_maps(reference.sampled_pda, model, images, draws, targets, output, measure)
-    prior = FixedDraws(images, draws, WINDOW, STRIDES)
-    pda = SampledPDA(model, prior, output, measure)
-    for perturbations_per_eval in (None, 7):
-        found = pda.attribute(
-            torch.from_numpy(images),
-            target=targets,
-            sliding_window_shapes=WINDOW,
-            strides=STRIDES,
-            n_samples=3,
-            perturbations_per_eval=perturbations_per_eval,
-        )
-        assert_same(found, expected)
-
-
-@every_model_and_measure
-@pytest.mark.parametrize("pixelwise", [False, True])
-def test_gradient_pda(name, measure, pixelwise):
-    model, output, targets = MODELS[name]
-    images = two_images()
-    algorithm = reference.pixelwise_gradient_pda if pixelwise else reference.gradient_pda
-    expected = expected_maps(algorithm, model, images, reference_means(), targets, output, measure)
-    found = GradientPDA(model, fitted_prior(PATCH), output, measure).attribute(
-        torch.from_numpy(images),
-        target=targets,
-        sliding_window_shapes=WINDOW,
-        strides=STRIDES,
-        pixelwise=pixelwise,
-    )
-    assert_same(found, expected)
-
-
-@pytest.mark.parametrize(
-    "place", ["1-D, odd margin, last window moved", "every window", "3-D", "single pixels"]
-)
-def test_all_algorithms_in_one_to_three_dimensions(place):
-    space, window, strides, patch = PLACES[place]
-    windows = {"window": window, "strides": strides}
-    channels = CHANNELS[len(space)]
-    model = make_model(channels=channels, space=space)
-    images, targets = make_images(2, channels, space, seed=5), [1, 2]
-    settings = targets, "logits", "weight_of_evidence"
-    gaussian = reference_gaussian(patch, "full", "independent")
-    means = [reference.conditional_means(gaussian, image, window, strides) for image in images]
-    prior = fitted_prior(patch, "full", "independent")
-    draws = make_draws(images, 2, window, strides)
-    inputs = torch.from_numpy(images)
-    given = {"target": targets, "sliding_window_shapes": window, "strides": strides}
-
-    expected = expected_maps(reference.efficient_pda, model, images, means, *settings, **windows)
-    assert_same(EfficientPDA(model, prior).attribute(inputs, **given), expected)
-    expected = expected_maps(reference.gradient_pda, model, images, means, *settings, **windows)
-    assert_same(GradientPDA(model, prior).attribute(inputs, **given), expected)
-    expected = expected_maps(
-        reference.pixelwise_gradient_pda, model, images, means, *settings, **windows
-    )
-    assert_same(GradientPDA(model, prior).attribute(inputs, **given, pixelwise=True), expected)
-    expected = expected_maps(reference.sampled_pda, model, images, draws, *settings, **windows)
-    fixed = FixedDraws(images, draws, window, strides)
-    assert_same(SampledPDA(model, fixed).attribute(inputs, **given, n_samples=2), expected)
-
-
-def test_sampled_pda_on_the_gaussian_priors_own_draws():
-    class Recorded:
-        def __init__(self, prior):
-            self.prior, self.draws = prior, []
-
-        def sample(self, example, regions, n_samples, generator=None):
-            self.draws.append(self.prior.sample(example, regions, n_samples, generator))
-            return self.draws[-1]
-
-    model, output, targets = MODELS["softmax logits"]
-    images, prior = two_images(), Recorded(fitted_prior(PATCH))
-    found = SampledPDA(model, prior).attribute(
-        torch.from_numpy(images),
-        target=targets,
-        sliding_window_shapes=WINDOW,
-        strides=STRIDES,
-        n_samples=4,
-        generator=torch.Generator().manual_seed(2),
-    )
-    draws = torch.stack(prior.draws).numpy()
-    assert draws.shape[:3] == (2, 4, 16)
-    assert_same(
-        found,
-        expected_maps(
-            reference.sampled_pda, model, images, draws, targets, output, "weight_of_evidence"
-        ),
-    )
+    images, fills, prior = two_images(), reference_means(), fitted_prior(PATCH)
+    given = {"target": targets, "sliding_window_shapes": WINDOW, "strides": STRIDES}
+    library, oracle, ways = EfficientPDA, reference.efficient_pda, [{}]
+    if algorithm in ("efficient", "sampled"):
+        ways = [{}, {"perturbations_per_eval": 7}]
+    if algorithm == "sampled":
+        library, oracle = SampledPDA, reference.sampled_pda
+        fills = make_draws(images, 3, WINDOW, STRIDES)
+        prior, given["n_samples"] = FixedDraws(images, fills, WINDOW, STRIDES), 3
+    elif "gradient" in algorithm:
+        library, oracle = GradientPDA, reference.gradient_pda
+        if given.setdefault("pixelwise", algorithm.startswith("pixelwise")):
+            oracle = reference.pixelwise_gradient_pda
+    expected = expected_maps(oracle, model, images, fills, targets, output, measure)
+    pda = library(model, prior, output, measure)
+    for way in ways:
+        assert_same(pda.attribute(torch.from_numpy(images), **given, **way), expected)
 
 
 @pytest.mark.parametrize("algorithm", ["efficient", "sampled"])
@@ -493,93 +347,7 @@ def test_evidence_for_every_output_and_contrast(algorithm, name, measure):
         )
 
 
-def test_dense_outputs_with_one_place_a_target():
-    """A softmax over dimension 1 at each place of an output (N, classes, 3, 4)."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        model = nn.Sequential(nn.Conv2d(3, 5, (5, 5), stride=2), nn.Tanh(), nn.Conv2d(5, 4, 1))
-    model = model.double().eval().requires_grad_(False)
-    images, targets = two_images(), [(2, 1, 3), (0, 2, 0)]
-    inputs = torch.from_numpy(images)
-    given = {"target": targets, "sliding_window_shapes": WINDOW, "strides": STRIDES}
-    for measure in MEASURES:
-        for library, oracle in (
-            (EfficientPDA, reference.efficient_pda),
-            (GradientPDA, reference.gradient_pda),
-        ):
-            expected = []
-            for image, means, (c, row, column) in zip(
-                images, reference_means(), targets, strict=True
-            ):
-
-                def at_place(x, row=row, column=column):
-                    return model(x)[:, :, row, column]
-
-                found = oracle(at_place, image, means, WINDOW, STRIDES, c, "logits", measure)
-                expected.append(np.broadcast_to(found, image.shape))
-            pda = library(model, fitted_prior(PATCH), measure=measure)
-            assert_same(pda.attribute(inputs, **given), np.stack(expected))
-    evidence = EfficientPDA(model, fitted_prior(PATCH), measure=measure).evidence(
-        inputs, sliding_window_shapes=WINDOW, strides=STRIDES
-    )
-    pda = EfficientPDA(model, fitted_prior(PATCH), measure=measure)
-    assert_same(evidence.attribution(targets), pda.attribute(inputs, **given).numpy())
-
-
 # Other priors
-
-
-class TwoBranches(nn.Module):
-    """A model of an image, a signal and a number an example, which depend on each other."""
-
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(6)
-            self.image = nn.Sequential(
-                nn.Conv2d(2, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 4 * 5, 3)
-            )
-            self.signal = nn.Sequential(
-                nn.Conv1d(2, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 11, 3)
-            )
-
-    def forward(self, image, signal, gain):
-        return 5 * gain * (1 + self.image(image)) * (1 + self.signal(signal))
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_tuple_inputs_without_a_prior(measure):
-    model = TwoBranches().double().eval().requires_grad_(False)
-    images, signals = make_images(2, 2, (6, 7), seed=7), make_images(2, 2, (13,), seed=8)
-    gains, targets = torch.tensor([[1.0], [2.0]], dtype=torch.float64), [2, 0]
-    shapes, strides = (WINDOW, (4,)), (STRIDES, (3,))
-    expected = {reference.efficient_pda: ([], []), reference.gradient_pda: ([], [])}
-    for n, target in enumerate(targets):
-        image, signal = torch.from_numpy(images[n : n + 1]), torch.from_numpy(signals[n : n + 1])
-        parts = (
-            (images[n], lambda x, s=signal, g=gains[n : n + 1]: model(x, s, g)),
-            (signals[n], lambda x, i=image, g=gains[n : n + 1]: model(i, x, g)),
-        )
-        for position, (part, of_part) in enumerate(parts):
-            window, stride = shapes[position], strides[position]
-            means = reference.field_means(part, window, stride)
-            for oracle, maps in expected.items():
-                found = oracle(of_part, part, means, window, stride, target, "logits", measure)
-                maps[position].append(np.broadcast_to(found, part.shape))
-    for library, oracle in (
-        (EfficientPDA, reference.efficient_pda),
-        (GradientPDA, reference.gradient_pda),
-    ):
-        found = library(model, measure=measure).attribute(
-            (torch.from_numpy(images), torch.from_numpy(signals)),
-            target=targets,
-            additional_forward_args=gains,
-            sliding_window_shapes=shapes,
-            strides=strides,
-        )
-        assert isinstance(found, tuple)
-        for each, maps in zip(found, expected[oracle], strict=True):
-            assert_same(each, np.stack(maps))
 
 
 def explain(library, model, inputs, target, prior=None):
@@ -587,19 +355,6 @@ def explain(library, model, inputs, target, prior=None):
     if library is SampledPDA:
         given |= {"n_samples": 3, "generator": torch.Generator().manual_seed(9)}
     return library(model, prior).attribute(inputs, **given)
-
-
-@pytest.mark.parametrize("library", [EfficientPDA, SampledPDA, GradientPDA])
-def test_no_prior_is_the_field_and_ignores_batch_mates(library):
-    model, _, targets = MODELS["softmax logits"]
-    inputs = torch.from_numpy(two_images())
-    inputs[1] = 20 * inputs[1] - 100
-    together = explain(library, model, inputs, targets)
-    for n, target in enumerate(targets):
-        alone = inputs[n : n + 1]
-        own = GaussianFieldPrior()
-        assert_same(together[n : n + 1], explain(library, model, alone, target).numpy())
-        assert_same(together[n : n + 1], explain(library, model, alone, target, own).numpy())
 
 
 def test_empirical_mean_prior_replaces_windows_by_the_mean_of_the_draws():
@@ -636,19 +391,3 @@ def test_marginal_prior_knows_windows_of_fitted_images_at_the_same_place():
     assert seen.min() > 0
     assert np.abs(seen - 12).max() < 5 * 3.1
     assert 0.8 < seen.std() / 3.1 < 1.2
-
-
-def test_marginal_prior_in_sampled_and_efficient_pda():
-    model, output, targets = MODELS["softmax logits"]
-    images, fitted = two_images(), make_images(1, 3, (9, 11), seed=22)
-    windows = [
-        fitted[0][reference.block(corner, WINDOW)]
-        for corner in reference.window_corners((9, 11), WINDOW, STRIDES)
-    ]
-    # With a single fitted image, every draw is that image's window, and so is the mean.
-    means = np.stack([np.stack(windows)] * 2)
-    settings = means, targets, output, "weight_of_evidence"
-    expected = expected_maps(reference.efficient_pda, model, images, *settings)
-    prior = MarginalPrior().fit(torch.from_numpy(fitted))
-    for library in (EfficientPDA, SampledPDA):
-        assert_same(explain(library, model, torch.from_numpy(images), targets, prior), expected)

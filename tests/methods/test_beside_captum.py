@@ -1,7 +1,5 @@
 """Our methods in the hands of Captum and Quantus, which know nothing of them."""
 
-import inspect
-
 import pytest
 import torch
 from captum.attr import NoiseTunnel
@@ -33,11 +31,6 @@ def test_arguments_of_other_methods_are_answered_with_ours(method, argument, our
 def test_an_argument_that_nobody_has_is_pythons_error(method, images):
     with pytest.raises(TypeError, match="unexpected keyword argument 'strids'"):
         method(make_classifier()).attribute(images, 1, strids=2)
-
-
-def test_the_signature_is_that_of_the_method(method):
-    names = list(inspect.signature(method.attribute).parameters)
-    assert names[:4] == ["self", "inputs", "target", "additional_forward_args"]
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,14 @@ import pytest
 import torch
 from captum.attr import (
     GradientAttribution,
-    NoiseTunnel,
     Occlusion,
     PerturbationAttribution,
     visualization,
 )
-from captum.metrics import infidelity, sensitivity_max
 from conftest import make_classifier, make_images
 from torch import nn
 
-from captum_pda import ConstantPrior, EfficientPDA, GaussianPatchPrior, GradientPDA, SampledPDA
-from captum_pda.model.outputs import Logits, OutputKind
+from captum_pda import ConstantPrior, EfficientPDA, GradientPDA, SampledPDA
 
 mpl.use("agg")
 
@@ -50,32 +47,6 @@ def test_attributions_have_the_shape_and_dtype_of_the_inputs(method, dims, dtype
     assert attributions.abs().max() > 0
     assert not attributions.requires_grad
     torch.testing.assert_close(attributions[:, 0], attributions[:, 1], rtol=0, atol=0)
-
-
-def test_each_example_has_its_own_target(method, classifier, images):
-    each = [explain(method, classifier, images[n : n + 1], target=n + 1) for n in range(2)]
-    for target in ([1, 2], torch.tensor([1, 2])):
-        torch.testing.assert_close(
-            explain(method, classifier, images, target=target), torch.cat(each)
-        )
-    torch.testing.assert_close(
-        explain(method, classifier, images, target=torch.tensor([2]))[1:], each[1]
-    )
-
-
-def test_dense_outputs_take_a_tuple(method, images):
-    torch.manual_seed(0)
-    dense = nn.Conv2d(3, 4, 3).double().eval()
-    attributions = explain(method, dense, images, target=(2, 0, 0), sliding_window_shapes=3)
-    single = explain(
-        method, lambda x: dense(x)[:, :, 0, 0], images, target=2, sliding_window_shapes=3
-    )
-    torch.testing.assert_close(attributions, single)
-    assert attributions[:, :, -1, -1].abs().max() < 1e-12 < attributions.abs().max()
-    different = explain(
-        method, dense, images, target=[(2, 0, 0), (1, 3, 4)], sliding_window_shapes=3
-    )
-    torch.testing.assert_close(different[:1], attributions[:1])
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=["(N,)", "(N, 1)"])
@@ -135,22 +106,6 @@ def test_plain_functions_and_bound_methods(method, classifier, images):
         torch.testing.assert_close(explain(method, model, images), expected)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.clone().requires_grad_(),
-        lambda x: x.contiguous(memory_format=torch.channels_last),
-        lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
-        lambda x: x[:, :, ::1].expand_as(x),
-    ],
-    ids=["requires grad", "channels last", "transposed", "view"],
-)
-def test_inputs_of_any_layout(method, classifier, images, change):
-    torch.testing.assert_close(
-        explain(method, classifier, change(images)), explain(method, classifier, images)
-    )
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_any_gradient_mode_of_the_caller(method, classifier, images, mode):
     expected = explain(method, classifier, images)
@@ -164,36 +119,6 @@ def test_an_example_alone_equals_the_example_in_a_batch(method, classifier, imag
     other = make_images(3, 3, 9, 11, seed=9) * 5
     together = explain(method, classifier, torch.cat([other[:1], images[:1], other[1:]]))
     torch.testing.assert_close(together[1:2], explain(method, classifier, images[:1]))
-
-
-def test_noise_tunnels(method, classifier, images):
-    arguments = {"sliding_window_shapes": 4, "strides": 4}
-    if method is SampledPDA:
-        arguments["n_samples"] = 2
-    torch.manual_seed(0)
-    smooth = NoiseTunnel(method(classifier)).attribute(
-        images, nt_type="smoothgrad", nt_samples=3, stdevs=0.1, target=1, **arguments
-    )
-    assert smooth.shape == images.shape
-    plain = explain(method, classifier, images)
-    assert torch.corrcoef(torch.stack([smooth.flatten(), plain.flatten()]))[0, 1] > 0.5
-
-
-def test_infidelity_and_sensitivity(method, classifier, images):
-    def perturb(inputs):
-        noise = torch.full_like(inputs, 0.01)
-        return noise, inputs - noise
-
-    attributions = explain(method, classifier, images)
-    unfaithful = infidelity(classifier, perturb, images, attributions, target=1)
-    assert unfaithful.shape == (2,)
-    assert unfaithful.isfinite().all()
-    arguments = {"n_samples": 2} if method is SampledPDA else {}
-    change = sensitivity_max(
-        method(classifier).attribute, images, target=[1, 2], n_perturb_samples=2, **arguments
-    )
-    assert change.shape == (2,)
-    assert (change > 0).all()
 
 
 def test_captums_pictures(method, classifier, images):
@@ -268,23 +193,6 @@ def test_every_class_comes_from_the_passes_of_one_map(perturbation_method, class
     torch.testing.assert_close(mixed[1], expected[3][1])
 
 
-def test_contrast_of_two_classes_is_the_evidence_when_there_are_no_others(
-    perturbation_method, images
-):
-    evidence = perturbation_method(make_classifier(classes=2)).evidence(images)
-    torch.testing.assert_close(evidence.contrast(0, 1), evidence.attribution(0))
-    torch.testing.assert_close(evidence.contrast(1, 0), evidence.attribution(1))
-    torch.testing.assert_close(evidence.contrast(1, 1), torch.zeros_like(images))
-
-
-@pytest.mark.parametrize("measure", ["weight_of_evidence", "information_difference"])
-def test_contrast_of_logits_is_the_change_of_their_difference(classifier, images, measure):
-    evidence = EfficientPDA(classifier, measure=measure).evidence(images)
-    raw = EfficientPDA(classifier, output="raw").evidence(images)
-    bits = raw.contrast(3, 1) / torch.log(torch.tensor(2.0, dtype=torch.float64))
-    torch.testing.assert_close(evidence.contrast(3, 1), bits)
-
-
 def test_evidence_of_tuples_and_dense_outputs(images):
     torch.manual_seed(0)
     dense = nn.Conv2d(3, 4, 3).double().eval()
@@ -298,23 +206,6 @@ def test_evidence_of_tuples_and_dense_outputs(images):
         evidence.attribution(2)
     with pytest.raises(ValueError, match="second"):
         evidence.contrast((2, 0, 0), (9, 0, 0))
-
-
-def test_evidence_of_many_classes_is_worked_out_in_parts(images, monkeypatch):
-    pda = EfficientPDA(make_classifier(classes=40))
-    expected = pda.evidence(images)
-    monkeypatch.setattr("captum_pda.running.run.VALUES_PER_CHUNK", 40 * 5)
-    kept = []
-
-    def watched(kind, scores):
-        kept.append(scores.numel())
-        return OutputKind.average(kind, scores)
-
-    monkeypatch.setattr(Logits, "average", watched)
-    for found, before in zip(pda.evidence(images).parts, expected.parts, strict=True):
-        torch.testing.assert_close(found.scores, before.scores)
-    assert max(kept) <= 40 * 5
-    assert "40" in repr(expected)
 
 
 def test_attribute_keeps_only_the_targets_columns(images):
@@ -369,21 +260,6 @@ def test_sampled_draws_follow_the_seed_and_nothing_else(classifier, images):
     assert not torch.allclose(one, two)
     same = pda.attribute(images, **call, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(one, same)
-
-
-@pytest.mark.slow
-def test_more_samples_come_closer_to_many(classifier, images):
-    pda = SampledPDA(classifier, GaussianPatchPrior(8).fit(images))
-
-    def at(n_samples, seed):
-        generator = torch.Generator().manual_seed(seed)
-        return pda.attribute(images, target=1, n_samples=n_samples, generator=generator, strides=3)
-
-    many = at(3000, 0)
-    few_error = torch.stack([(at(5, seed) - many).abs().mean() for seed in range(1, 6)]).mean()
-    more_error = torch.stack([(at(80, seed) - many).abs().mean() for seed in range(1, 6)]).mean()
-    # The error falls as one over the root of the number of samples: a quarter, here.
-    assert more_error < 0.4 * few_error
 
 
 def test_the_arguments_are_captums_in_order(method):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import make_convolutional
 from pretended_device import DEVICE, PretendedTensor, pretended_device
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from captum_pda import (
     PDA,
@@ -23,11 +22,9 @@ from captum_pda import (
     LayerPDA,
     MarginalPrior,
     SampledPDA,
-    device_sync,
     diagnostics,
     strongest_regions,
 )
-from captum_pda.model import call as model_call
 from captum_pda.report import write_report
 from captum_pda.visualization import visualize_evidence
 
@@ -276,38 +273,3 @@ def test_the_pretended_device_would_catch_a_mix_a_read_and_double_precision():
             device.reads.clear()
             read()
             assert device.reads.total() == 1
-
-
-@pytest.fixture
-def graphics_card(monkeypatch):
-    """PyTorch's pretended graphics card: whoever reads a value, or mixes devices, fails."""
-    monkeypatch.setattr(device_sync, "all_finite", lambda *_: True)
-    monkeypatch.setattr(device_sync, "is_true", lambda *_: False)
-    monkeypatch.setattr(device_sync, "as_float", lambda *_: 0.0)
-    for compare in ("agree", "same_random_state"):
-        monkeypatch.setattr(model_call, compare, lambda *_: True)
-    monkeypatch.setattr(device_sync, "checksum", lambda *_: 0)
-    monkeypatch.setattr(device_sync, "generator_for", lambda *_: torch.Generator())
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        try:
-            torch.empty(2, device=CUDA).uniform_()
-        except RuntimeError as error:
-            if "CUDA error" not in str(error):
-                raise
-            pytest.skip("this PyTorch needs a driver even to pretend a graphics card")
-        with CUDA:
-            model = make_convolutional()
-        yield model
-
-
-# The engine asks for a tensor's address, which a pretended one has not; PyTorch warns of it once.
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize(("method", "windows"), [(EfficientPDA, SMALL), (SampledPDA, LARGE)])
-def test_maps_are_made_on_a_graphics_card(graphics_card, method, windows, engine):
-    images = torch.randn(1, 3, 22, 23, device=CUDA)
-    for context in ("full", "empty"):
-        attributions = method(graphics_card, engine=engine).attribute(
-            images, target=1, context=context, **windows
-        )
-        assert attributions.device.type == "cuda"
-        assert attributions.shape == images.shape

@@ -214,27 +214,27 @@ def test_what_a_layer_is_called_with_is_explained_on_request():
     torch.testing.assert_close(found, LayerPDA(model, model[0]).attribute(IMAGE, target=1))
 
 
-def test_a_layer_that_is_called_twice_is_refused_by_name():
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Conv2d(3, 3, 1)
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 3, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.layer(x)).mean(dim=(2, 3))
-
-    with pytest.raises(ValueError, match="layer 'layer' is called 2 times"):
-        LayerPDA(Twice().double().eval(), "layer").attribute(IMAGE, target=0)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x)).mean(dim=(2, 3))
 
 
-def test_a_layer_of_another_model_is_refused():
-    with pytest.raises(ValueError, match="'Conv2d' is not called"):
-        LayerPDA(make_classifier(), nn.Conv2d(3, 3, 1)).attribute(IMAGE, target=0)
-
-
-def test_a_layer_without_places_is_refused():
-    with pytest.raises(ValueError, match=r"layer '3' holds no spatial feature map: .*\(1, 24\)"):
-        LayerPDA(make_classifier(), "3").attribute(IMAGE, target=0)
+@pytest.mark.parametrize(
+    ("model", "layer", "says"),
+    [
+        (Twice().double().eval(), "layer", "layer 'layer' is called 2 times"),
+        (make_classifier(), nn.Conv2d(3, 3, 1), "'Conv2d' is not called"),
+        (make_classifier(), "3", r"layer '3' holds no spatial feature map: .*\(1, 24\)"),
+    ],
+    ids=["called twice", "of another model", "without places"],
+)
+def test_layers_that_cannot_be_explained_are_refused_by_name(model, layer, says):
+    with pytest.raises(ValueError, match=says):
+        LayerPDA(model, layer).attribute(IMAGE, target=0)
 
 
 @pytest.mark.parametrize("layer", ["nothing", 3])

@@ -1,9 +1,5 @@
 """Runs of hours: stopped by ctrl-C, short of memory, watched by a progress bar."""
 
-import gc
-import tracemalloc
-
-import numpy as np
 import pytest
 import torch
 from conftest import make_convolutional, make_images
@@ -12,12 +8,8 @@ from torch import nn
 from captum_pda import (
     ConstantPrior,
     EfficientPDA,
-    GaussianPatchPrior,
-    MarginalPrior,
     SampledPDA,
-    WindowGrid,
 )
-from captum_pda.running import run
 
 ENGINES = ["dense", "incremental"]
 WINDOWS = {"sliding_window_shapes": 3, "strides": 2, "perturbations_per_eval": 4}
@@ -179,124 +171,8 @@ def test_running_out_of_memory_halves_the_batch_whatever_the_engine(perturbation
     torch.testing.assert_close(actual, expected)
 
 
-class Watched(nn.Module):
-    """A model that measures, in every eighth pass, the numbers that are held around it."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.held = []
-        self.passes = 0
-
-    @property
-    def most(self):
-        """The most that was held at any time."""
-        return max(self.held)
-
-    def forward(self, x):
-        self.passes += 1
-        if self.passes % 8 == 0:
-            # Unseen by the engine, which no longer trusts memory that was handed out.
-            with torch._C.DisableTorchFunction():
-                self.measure()
-        return self.model(x)
-
-    def measure(self):
-        gc.collect()
-        storages = {}
-        for thing in gc.get_objects():
-            if type(thing) in (torch.Tensor, nn.Parameter):
-                storage = thing.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-        arrays = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)]
-        )
-        # Tensors from NumPy are counted twice, which is only stricter.
-        self.held.append(sum(storages.values()) + sum(trace.size for trace in arrays.traces))
-
-
-def numbers_a_window(network, prior, engine, images, strides):
-    """By how many numbers of four bytes the most that is held grows with each further window."""
-    most, n_windows = [], []
-    for stride in strides:
-        watched = Watched(network).eval()
-        pda = SampledPDA(watched, prior, engine=engine)
-        options = {"perturbations_per_eval": 64, "n_samples": 4}
-        tracemalloc.start()
-        try:
-            evidence = pda.evidence(images, sliding_window_shapes=4, strides=stride, **options)
-        finally:
-            tracemalloc.stop()
-        assert watched.passes > 8
-        most.append(watched.most)
-        n_windows.append(len(evidence.parts[0].regions))
-        del pda, watched, evidence
-    assert n_windows[1] > 3 * n_windows[0]
-    return (most[1] - most[0]) / (n_windows[1] - n_windows[0]) / 4
-
-
-def numbers_gained_a_window(network, prior, engine, images):
-    """By how many numbers of four bytes what is held grows with each window that is run: between
-    the first half of a run and the second, as the boxes of batches differ in size."""
-    watched = Watched(network).eval()
-    pda = SampledPDA(watched, prior, engine=engine)
-    tracemalloc.start()
-    try:
-        evidence = pda.evidence(
-            images, sliding_window_shapes=4, strides=1, perturbations_per_eval=64, n_samples=4
-        )
-    finally:
-        tracemalloc.stop()
-    # The passes of windows; those that audit them follow, densely, and hold more at once.
-    held = watched.held[: len(evidence.parts[0].regions) * 4 // 64 // 8]
-    half = len(held) // 2
-    assert half >= 3
-    n_windows = 8 * half * 64 / 4
-    return (max(held[half:]) - max(held[:half])) / n_windows / 4
-
-
 # Held of every window: a score for each of two classes, the number of draws and its starts, where
 # a whole number is two of four bytes. All samples would be 8 more, and all fills 16 or 64.
-
-
-@pytest.mark.slow
-def test_memory_grows_by_a_few_numbers_a_window(monkeypatch):
-    monkeypatch.setattr(run, "VALUES_PER_CHUNK", 2**10)
-    images = make_images(1, 1, 1200).float()
-    network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
-    prior = GaussianPatchPrior(8).fit(images)
-    prior.sample(images[0], WindowGrid((1200,), (4,), (1,)), 1)  # it keeps its few matrices
-    # Here also where its outer patch lies.
-    assert numbers_a_window(network, prior, "dense", images, strides=(4, 1)) < 14
-
-
-class NewWeights(nn.Conv2d):
-    """A convolution whose weights are standardised, and so computed anew in every pass."""
-
-    def forward(self, x):
-        return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("convolution", [nn.Conv2d, NewWeights])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_engines_keep_nothing_of_a_window_but_its_scores(engine, convolution, monkeypatch):
-    monkeypatch.setattr(run, "VALUES_PER_CHUNK", 2**10)
-    images = make_images(1, 1, 32, 32).float()
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        convolution(1, 4, 3, padding=1),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        convolution(4, 96, 3, padding=1),
-        nn.MaxPool2d(2),
-        convolution(96, 96, 3),
-        convolution(96, 2, 3),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-    )
-    prior = MarginalPrior().fit(images)
-    assert numbers_gained_a_window(network, prior, engine, images) < 12
 
 
 # Progress
@@ -316,8 +192,3 @@ def test_the_bar_is_there_before_the_first_batch_without_a_time(perturbation_met
     assert "passes: " in first_shown
     assert "0/" in first_shown
     assert "about" not in first_shown  # it was not measured
-
-
-def test_no_bar_is_shown_unasked(perturbation_method, classifier, images, capsys):
-    perturbation_method(classifier).attribute(images, target=1)
-    assert capsys.readouterr().err == ""

@@ -190,13 +190,6 @@ def test_the_questions_and_windows_of_the_input_are_those_that_were_asked(contex
     torch.testing.assert_close(found, evidence.attribution(1))
 
 
-def test_both_contexts_are_asked_unless_one_is_named():
-    evidence = PDA(make_classifier(), prior=PRIOR).evidence(IMAGE, sliding_window_shapes=4)
-    assert [part.context for part in evidence.parts] == ["full", "empty", "full"]
-    with pytest.raises(ValueError, match="context='none' is not known; choose one of 'full'"):
-        PDA(make_classifier(), prior=PRIOR).attribute(IMAGE, target=1, context="none")
-
-
 @pytest.mark.parametrize("method", [PDA, EfficientPDA, SampledPDA, GradientPDA, LayerPDA, TreePDA])
 @pytest.mark.parametrize("name", ["__new__", "attribute", "evidence"])
 def test_every_argument_is_documented_where_it_is_taken(method, name):

@@ -8,7 +8,6 @@ from conftest import make_classifier, make_images
 
 from captum_pda import (
     EfficientPDA,
-    NonFiniteOutputError,
     SampledPDA,
 )
 
@@ -96,15 +95,6 @@ def test_evidence_keeps_sizes_and_contexts_apart():
         evidence.at(3)
 
 
-def test_a_contrast_of_several_sizes_is_the_mean_of_their_contrasts():
-    evidence = EfficientPDA(make_classifier(), OwnPrior()).evidence(
-        make_images(1, 3, 9, 11), scales=(2, 5)
-    )
-    each = [evidence.at(size).contrast(0, 2)[0, 0].numpy() for size in (2, 5)]
-    expected = torch.from_numpy(reference.combined([each]))
-    torch.testing.assert_close(evidence.contrast(0, 2)[0, 0], expected)
-
-
 def test_the_standard_errors_of_several_sizes_and_contexts_add_up_by_squared_weights():
     evidence = SampledPDA(make_classifier(), OwnPrior()).evidence(
         make_images(1, 3, 9, 11), scales=(2, 5), context="both", n_samples=SAMPLES
@@ -116,28 +106,6 @@ def test_the_standard_errors_of_several_sizes_and_contexts_add_up_by_squared_wei
     expected = np.sqrt(sum((weight * e) ** 2 for e in errors))
     torch.testing.assert_close(
         evidence.standard_error_map(1)[0, 0], torch.from_numpy(expected), rtol=1e-9, atol=1e-9
-    )
-
-
-def test_a_run_that_is_stopped_keeps_the_sizes_that_were_finished():
-    model, images = make_classifier(), make_images(1, 3, 9, 11)
-    calls = []
-
-    def stops(x):
-        calls.append(len(x))
-        if sum(calls) > 90:
-            raise KeyboardInterrupt
-        return model(x)
-
-    pda = EfficientPDA(stops, OwnPrior(), engine="dense")
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        pda.evidence(images, scales=(2, 5), perturbations_per_eval=10)
-    small, large = stopped.value.result.parts
-    assert small.values(1).isfinite().all()
-    assert large.values(1).isnan().any()
-    torch.testing.assert_close(
-        stopped.value.result.at(2).attribution(1),
-        EfficientPDA(model, OwnPrior()).attribute(images, target=1, scales=2),
     )
 
 
@@ -181,16 +149,3 @@ def test_tensors_of_different_shapes_get_windows_of_their_own_sizes():
 def test_what_cannot_be_meant_is_refused_in_plain_words(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         EfficientPDA(make_classifier()).attribute(make_images(1, 3, 9, 11), target=1, **arguments)
-
-
-def test_a_window_without_a_finite_output_leaves_nan_where_it_lies_and_nowhere_else():
-    model, images = make_classifier(), make_images(1, 3, 9, 11)
-
-    def breaks(x):
-        return model(x).where((x[:, 0, 0, 0] == images[0, 0, 0, 0]).unsqueeze(1), torch.nan)
-
-    pda = EfficientPDA(breaks, OwnPrior(), engine="dense")
-    with pytest.raises(NonFiniteOutputError) as stopped:
-        pda.attribute(images, target=1, scales=(2, 5))
-    assert stopped.value.result[0, 0].isnan().nonzero().amax(dim=0).tolist() == [4, 4]
-    assert stopped.value.result[0, 0].isnan().sum() == 25

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -31,24 +32,13 @@ def make_model():
 def in_threads(*tasks):
     """The results of functions that start together in threads of their own."""
     start = threading.Barrier(len(tasks))
-    results: list = [None] * len(tasks)
 
-    def run(number):
+    def run(task):
         start.wait()
-        try:
-            results[number] = tasks[number]()
-        except BaseException as error:
-            results[number] = error
+        return task()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
+    with ThreadPoolExecutor(len(tasks)) as threads:
+        return list(threads.map(run, tasks))
 
 
 def explain(pda, images):
@@ -56,11 +46,6 @@ def explain(pda, images):
     if isinstance(pda, SampledPDA):
         extra = {"n_samples": 2, "generator": torch.Generator().manual_seed(3)}
     return pda.attribute(images, **WINDOWS, **extra)
-
-
-def explain_all(pda, images):
-    """Every window, of which there are enough for "auto" to try both engines."""
-    return pda.attribute(images, sliding_window_shapes=4, strides=1, target=1)
 
 
 CASES = [
@@ -92,9 +77,10 @@ def test_two_threads_on_one_model(method, options, shared):
 def test_two_threads_that_choose_an_engine():
     """Which one they choose is a matter of time, and then of rounding errors only."""
     model, images = make_model(), make_images(1, 3, 13, 15).float()
+    arguments = {"sliding_window_shapes": 4, "strides": 1, "target": 1}  # enough to try both
     pda = EfficientPDA(model)
-    expected = explain_all(EfficientPDA(model, engine="dense"), images)
-    for actual in in_threads(*[lambda: explain_all(pda, images)] * 3):
+    expected = EfficientPDA(model, engine="dense").attribute(images, **arguments)
+    for actual in in_threads(*[lambda: pda.attribute(images, **arguments)] * 3):
         torch.testing.assert_close(actual, expected)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import make_classifier, make_images
+from conftest import Counting, make_classifier, make_images
 from torch import nn
 
 from captum_pda import ConstantPrior, EfficientPDA, TreePDA
@@ -14,20 +14,6 @@ from captum_pda.regions.tree import RegionTree, tiles
 
 TILES = torch.arange(8)[:, None] // 4 * 3 + torch.arange(9) // 3
 NESTED = ((0, (1, 2)), ((3, 4), 5))
-
-
-class Counting(nn.Module):
-    """Counts the examples that its model has seen, and may stop after some of them."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.rows, self.stop_after = model, 0, None
-
-    def forward(self, x):
-        if self.stop_after is not None and self.rows >= self.stop_after:
-            raise KeyboardInterrupt
-        self.rows += len(x)
-        return self.model(x)
 
 
 def reference_values(model, image, change, target, output="logits"):

@@ -51,14 +51,13 @@ def test_a_measure_is_known_by_its_name_and_says_what_it_is_in(kind):
     assert ("(bits)" in kind.label) == (kind.unit == "bits")
 
 
-def test_the_ratio_of_two_classes():
+def test_the_contrast_of_two_classes():
     probability = torch.tensor([0.2, 0.7], dtype=torch.float64)
-    first, second = torch.logit(probability)
-    bits = WeightOfEvidence().contrast(first, second)
-    torch.testing.assert_close(bits.item(), math.log2(0.2 / 0.7))
-    difference = ProbabilityDifference().contrast(first, second)
-    torch.testing.assert_close(difference.item(), 0.2 - 0.7)
-    torch.testing.assert_close(RawDifference().contrast(first, second), first - second)
+    scores = torch.logit(probability)
+    expected = {WeightOfEvidence: math.log2(0.2 / 0.7), ProbabilityDifference: 0.2 - 0.7}
+    expected[RawDifference] = float(scores[0] - scores[1])
+    for kind, value in expected.items():
+        torch.testing.assert_close(kind().contrast(*scores).item(), value)
 
 
 @pytest.mark.parametrize(

@@ -33,26 +33,11 @@ def net():
 # Arguments that have as many rows as there are examples.
 
 
-@pytest.mark.parametrize("perturbations_per_eval", [None, 1, 3])
 @pytest.mark.parametrize("n_examples", [1, 2, 3, 4])
-def test_a_vector_of_channel_means_is_no_row_for_each_example(
-    net, n_examples, perturbations_per_eval
-):
-    images, means = make_images(n_examples, 3, 9, 11), torch.tensor([0.4, -1.0, 2.0]).double()
-    found = explain(
-        lambda x, m: net(x - m[:, None, None]),
-        images,
-        means,
-        perturbations_per_eval=perturbations_per_eval,
-    )
-    expected = one_by_one(lambda x: net(x - means[:, None, None]), images)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [0.5, 1.0, 2.0], [1.0, 1.0, 2.0]])
+@pytest.mark.parametrize("values", [[2.0, 2.0, 2.0], [0.4, -1.0, 2.0], [1.0, 1.0, 2.0]])
 @pytest.mark.parametrize("use", ["first", "mean", "channels"])
-def test_a_whole_argument_stays_whole_however_it_is_used(net, values, use):
-    images, values = make_images(3, 3, 9, 11), torch.tensor(values).double()
+def test_a_whole_argument_stays_whole_however_it_is_used(net, values, use, n_examples):
+    images, values = make_images(n_examples, 3, 9, 11), torch.tensor(values).double()
 
     def model(x, each):
         if use == "channels":
@@ -69,16 +54,13 @@ def test_a_whole_argument_beside_one_with_rows(net, method):
     images = make_images(3, 3, 9, 11)
     rows, means = torch.randn(3, 4).double(), torch.tensor([0.4, -1.0, 2.0]).double()
 
-    def model(x, m, r):
-        return net(x - m[:, None, None]) + r
-
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.net = net
 
         def forward(self, x, m, r):
-            return model(x, m, r)
+            return self.net(x - m[:, None, None]) + r
 
     whole = Model().eval()
     found = method(whole, prior=PRIOR).attribute(

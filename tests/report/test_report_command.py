@@ -13,7 +13,7 @@ QUICK = ["--model", "tiny:five", "--device", "cpu", "--window", "16", "--stride"
 QUICK += ["--method", "efficient"]
 
 
-def explain(*arguments: str) -> int:
+def explain(*arguments):
     return main(["explain", *QUICK, *arguments, "--html"])
 
 

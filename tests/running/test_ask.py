@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import make_classifier, make_convolutional, make_images
+from conftest import Counting, make_classifier, make_convolutional, make_images
 
 from captum_pda import (
     PDA,
@@ -34,20 +34,6 @@ def some_coalitions(n_regions, n=6, seed=0):
     some = torch.rand(n, n_regions, generator=generator) < 0.4
     some[0], some[1] = False, True
     return some
-
-
-class Counting(torch.nn.Module):
-    """Counts the examples that its model has seen, and may stop after some of them."""
-
-    def __init__(self, model, stop_after=None):
-        super().__init__()
-        self.model, self.rows, self.stop_after = model, 0, stop_after
-
-    def forward(self, x):
-        if self.stop_after is not None and self.rows >= self.stop_after:
-            raise KeyboardInterrupt
-        self.rows += len(x)
-        return self.model(x)
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])

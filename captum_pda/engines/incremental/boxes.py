@@ -221,11 +221,6 @@ class Boxed:
             return self._values, self._zeros
         return self.values, (0,) * len(self.spans)
 
-    def take(self, places: list[Integers], outside: float = 0.0) -> Tensor:
-        """Read places (copies, extent) along each axis: from the boxes, or from the unperturbed map
-        around them. Places outside the map have the value ``outside``."""
-        return read_map(self.base, places, self.space, outside, self)
-
     def lies_at(self, spans: tuple[Span, ...]) -> bool:
         """Whether the boxes are just these."""
         return all(map(Span.same_boxes, self.spans, spans))
@@ -234,7 +229,7 @@ class Boxed:
         """What is in boxes at these places, which hold at least what can differ."""
         if self.lies_at(spans):
             return self.values
-        return self.take([span.places for span in spans])
+        return read_map(self.base, [span.places for span in spans], self.space, 0.0, self)
 
     def whole(self) -> Tensor:
         """The maps in full."""
@@ -257,7 +252,10 @@ def read_map(
     outside: float = 0.0,
     boxed: Boxed | None = None,
 ) -> Tensor:
-    """Read places (copies, extent) along each axis of an unperturbed map, and of boxes on it."""
+    """Read places (copies, extent) along each axis of an unperturbed map, and of boxes on it.
+
+    Places outside the map have the value ``outside``.
+    """
     if base is None:
         raise ValueError("boxes that cover the map keep no unperturbed map")
     n_copies, n_axes = len(places[0]), len(places)
@@ -322,4 +320,5 @@ def slide_boxes(
     The places read outside the map are ``outside``, so the kernel itself needs no padding.
     """
     after = spans_after(x, slides, sizes)
-    return x.take(list(map(Slide.reads, slides, after)), outside), after
+    places = list(map(Slide.reads, slides, after))
+    return read_map(x.base, places, x.space, outside, x), after

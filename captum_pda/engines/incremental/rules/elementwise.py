@@ -13,7 +13,7 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda.engines.incremental.boxes import Boxed, Span, read_boxes
 from captum_pda.engines.incremental.cache import Function, PassState, find, same_memory
-from captum_pda.engines.incremental.rules import NoRule, check_images, rule
+from captum_pda.engines.incremental.rules import NoRule, rule
 
 #: Functions of every number by itself, under all the names that PyTorch gives them.
 POINTWISE = (
@@ -92,21 +92,6 @@ def layer_norm(
     """Norms of the last dimensions, where these hold a pixel's channels."""
     _check_last(x, len(normalized_shape))
     return per_pixel(state, func, x, normalized_shape, *args, **kwargs)
-
-
-@rule("softmax log_softmax")
-def softmax(state: PassState, func: Function, x: Boxed, dim: Any, **kwargs: Any) -> Boxed:
-    """A softmax over channels."""
-    if not isinstance(dim, int) or dim % len(x.shape) in (0, *x.space):
-        raise NoRule("it mixes other dimensions than the channels")
-    return per_pixel(state, func, x, dim=dim, **kwargs)
-
-
-@rule("prelu local_response_norm")
-def channels_first(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
-    """A function of each pixel's channels, which it expects in dimension 1."""
-    check_images(x)
-    return per_pixel(state, func, x, *args, **kwargs)
 
 
 def _check_last(x: Any, count: int) -> None:
