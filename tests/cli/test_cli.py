@@ -157,7 +157,8 @@ def test_a_broken_photo_does_not_stop_the_others(capsys):
     assert run(*QUICK, "broken.jpg", "cat.png") == 1
     assert Path("cat.png_evidence.npz").exists()
     lines = capsys.readouterr().err.splitlines()
-    assert any("broken.jpg is not a photo" in line for line in lines)
+    (named,) = (line for line in lines if "broken.jpg" in line)  # once
+    assert "broken.jpg is not a photo" in named
     assert "1 of 2 photos could not be explained; the others are written" in lines[-1]
 
 
@@ -204,41 +205,26 @@ def test_prior_from_a_folder(capsys):
         ([], 2, "COMMAND"),
         (["explain", "cat.png", "--method", "magic"], 2, "invalid choice: 'magic'"),
         (["explain", "cat.png", "--window", "0"], 2, "not a whole number of at least 1"),
-        (["explain", "cat.png", "--stride", "x"], 2, "not a whole number of at least 1"),
-        (["explain", "cat.png", "--model", "resnet5"], 2, "use resnet"),
         (["explain", "cat.png", "--target", "1", "--classes", "2"], 2, "not allowed with argument"),
         (["explain", "cat.png", "dog.png", "--output", "x.png"], 2, "give a folder"),
-        (["explain", "cat.png", "--output", "labels.txt"], 2, "pictures end in .png or .jpg"),
         (["explain", "a/s/cat.png", "b/s/cat.png"], 2, "both be written to s/cat.png_evidence.png"),
-        (["explain", "cat.png", "--output", "out.pdf"], 2, "pictures end in .png or .jpg"),
         (["explain", "cat.png", "--scales", "8", "8"], 2, "holds a size twice"),
         (["explain", "cat.png", "--scales", "8", "--window", "8"], 2, "not allowed with argument"),
-        (["explain", "cat.png", "--context", "empty", "--method", "gradient"], 2, "leave it out"),
-        (["explain", "cat.png", "--device", "abacus"], 2, "is not on this machine"),
         (["explain", "cat.png", "--weights", "no.pth"], 1, "there are no weights at no.pth"),
         (["explain", "cat.png", "--prior", "no.safetensors"], 1, "there is no prior at"),
         (["explain", "cat.png", "--prior", "labels.txt"], 1, "labels.txt is not a prior"),
         (["explain", "no.png"], 1, "there is no photo at no.png"),
         (["explain", "."], 2, "Add --output and the name of a folder"),
-        (["explain", ".", "--output", "."], 2, "Add --output and the name of a folder"),
         (["explain", ".", "--output", "../nowhere.png"], 2, "must be a folder"),
         (["explain", ".", "--output", "out", "--raw", "none"], 2, "use npz or safetensors"),
         (["fit-prior", "nowhere"], 1, "there is no folder nowhere"),
         (["fit-prior", ".", "--output", "no/prior.safetensors"], 2, "in a folder that exists"),
-        (
-            ["demo", "--output", "cat.png/demo.png"],
-            2,
-            "cannot be written (cat.png is not a folder)",
-        ),
+        (["demo", "--output", "cat.png/demo.png"], 2, "written (cat.png is not a folder)"),
         (["demo", "--output", "demo"], 2, "must end in .png or .jpg"),
         (["explain", "cat.png", "--model", "nowhere:five"], 2, "No module named 'nowhere'"),
         (["explain", "cat.png", "--model", "tiny:six"], 2, "tiny has no function 'six'"),
         (["explain", "cat.png", "--model", "tiny:LABELS"], 2, "has no function 'LABELS'"),
-        (
-            ["explain", "cat.png", "--model", "tiny:names"],
-            2,
-            "returned {'model': 'str'",
-        ),
+        (["explain", "cat.png", "--model", "tiny:names"], 2, "returned {'model': 'str'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -248,20 +248,6 @@ def test_a_second_job_leaves_what_the_first_is_writing():
     assert not list(Path("out").glob(".*.part"))
 
 
-def test_what_a_killed_job_has_left_is_removed():
-    context = multiprocessing.get_context("fork")
-    started, go_on = context.Event(), context.Event()
-    Path("out").mkdir()
-    job = context.Process(target=write_slowly, args=("out", started, go_on))
-    job.start()
-    assert started.wait(60)
-    job.kill()
-    job.join(60)
-    assert len(list(Path("out").glob(".*.part"))) == 1
-    remove_parts(Path("out"))
-    assert not list(Path("out").iterdir())
-
-
 # Old results are read in bounded memory
 
 

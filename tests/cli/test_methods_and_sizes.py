@@ -92,13 +92,6 @@ def test_the_features_of_the_last_layer_are_drawn_over_the_photo(capsys):
     assert any(int(end) > 15 for _, end in rows)
 
 
-def test_contrast_of_several_sizes_and_contexts():
-    assert run("cat.png", "--contrast", "dog", "cat", "--classes", "1") == 0
-    model, inputs = image()
-    evidence = PDA(model).evidence(inputs)
-    check(bits()[1], evidence.contrast(4, 3))
-
-
 @pytest.fixture
 def saved_figures(monkeypatch):
     """All figures that are saved."""

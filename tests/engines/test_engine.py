@@ -87,17 +87,6 @@ def test_batches_are_channels_last_without_gradients(example, fills):
     assert not scores.is_inference()
 
 
-def test_the_batch_buffer_is_used_again(example, fills):
-    addresses = set()
-
-    def forward(copies):
-        addresses.add(copies.data_ptr())
-        return copies.mean(dim=(1, 2, 3))[:, None]
-
-    run(forward, example, fills, 4)
-    assert len(addresses) == 1
-
-
 def test_outputs_that_share_memory_with_the_copies_are_kept_apart(example, fills):
     def forward(copies):
         return copies[:, :, 0, 0]
@@ -170,20 +159,6 @@ def test_running_out_of_memory_halves_the_batch_and_loses_nothing(
     assert sum(done) == 2 * len(GRID)
     with torch.no_grad():
         torch.testing.assert_close(scores, expected_outputs(classifier, example, fills))
-
-
-def test_finished_windows_are_not_run_again_after_running_out_of_memory(example, fills):
-    sizes = []
-
-    def forward(copies):
-        sizes.append(len(copies))
-        if len(sizes) == 3:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return copies.mean(dim=(1, 2, 3))[:, None]
-
-    with pytest.warns(UserWarning, match="going on with 2"):
-        run(forward, example, fills, 4)
-    assert sum(sizes) - sizes[2] == 2 * len(GRID)
 
 
 def test_memory_runs_out_only_once_a_call(classifier, images):

@@ -201,58 +201,6 @@ class TestTheModel:
             found, expected, _ = both_engines(forward, EXAMPLE, GRID, rows)
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
-    def test_functions_without_a_rule(self) -> None:
-        model = small_network()
-
-        def forward(x: Tensor) -> Tensor:
-            features = torch.cumsum(model[0](x), 2)
-            features[:, 0] = 1.0
-            return model[1:](features)
-
-        assert_same(forward, EXAMPLE, GRID, stays=False)
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda y: y.fill_diagonal_(2.0) if y.dim() == 2 else y.cumsum_(2),
-            lambda y: y.__setitem__((slice(None), 0), 1.0),
-            lambda y: y.index_fill_(1, torch.tensor([1]), 3.0),
-        ],
-    )
-    def test_writing_without_a_rule_is_seen(self, change: Any) -> None:
-        model = small_network()
-
-        def forward(x: Tensor) -> Tensor:
-            features = model[0](x)
-            change(features)
-            return model[1:](features)
-
-        assert_same(forward, EXAMPLE, GRID, stays=False)
-
-    def test_writing_into_a_completed_view_is_seen(self) -> None:
-        model = small_network()
-
-        def forward(x: Tensor) -> Tensor:
-            features = model[0](x) + 0
-            # One channel is a view in any layout, and picking it so has no rule.
-            features.select(1, 0).mul_(-3)
-            return model[1:](features)
-
-        assert_same(forward, EXAMPLE, GRID, stays=False)
-
-    def test_writing_into_a_view_is_refused(self) -> None:
-        model = small_network()
-
-        def forward(x: Tensor) -> Tensor:
-            features = model[0](x)
-            first, _ = features.chunk(2, 1)
-            first.mul_(2)
-            return model[1:](features)
-
-        prepared = IncrementalEngine().prepare(forward, EXAMPLE, BatchSize(4))
-        with pytest.raises(IncrementalError, match=r"mul_.*shares memory.*engine='dense'"):
-            outputs_of(prepared, GRID, EXAMPLE)
-
     def test_view_of_completed_maps(self) -> None:
         model = small_network()[0]
         assert_same(lambda x: model(x).view(len(x), -1), EXAMPLE, GRID, stays=False)

@@ -10,7 +10,6 @@ import resource
 import struct
 import time
 import zipfile
-import zlib
 
 import pytest
 import torch
@@ -85,30 +84,22 @@ def tensor_header(**changes):
 
 CONTENTS = {
     "empty": b"",
-    "text": b"patch_size: 5\n" * 100,
     "a pickle that runs code": pickle.dumps(Trap()),
-    "an old pickle that runs code": pickle.dumps(Trap(), protocol=0),
     "a torch file that runs code": torch_file({"range": Trap()}),
     "a nested pickle": b"\x80\x04" + b"(" * 10**6 + b".",
     "a zip bomb": zip_bomb(),
     "a gzip bomb": gzip.compress(bytes(2**24)),
-    "a deflated stream": zlib.compress(bytes(2**24)),
     "a header of 2**64 - 1 bytes": b"\xff" * 64,
     "a header larger than the file": struct.pack("<Q", 10**7) + b"{}",
     "a header that is no JSON": with_header(b"{'range': nonsense"),
-    "a header that is no UTF-8": with_header(b'{"\xff\xfe": 1}'),
     "a header of nested lists": with_header(b"[" * 10**6),
-    "a header of nested tables": with_header(b'{"a":' * 10**5),
     "a header that is a list": with_header([1, 2, 3]),
     "no metadata": with_header(
         {"range": {"dtype": "F64", "shape": [2, 3], "data_offsets": [0, 48]}}, bytes(48)
     ),
     "a huge shape": tensor_header(shape=[2**40, 2**20]),
-    "a shape beyond 64 bits": tensor_header(shape=[2**63, 2**63]),
     "a negative shape": tensor_header(shape=[-2, -3]),
     "offsets beyond the file": tensor_header(data_offsets=[0, 2**40]),
-    "negative offsets": tensor_header(data_offsets=[-48, 0]),
-    "offsets that run backwards": tensor_header(data_offsets=[48, 0]),
     "a data type that there is not": tensor_header(dtype="PICKLE"),
     "many thousand names": with_header(
         {
@@ -172,29 +163,20 @@ def in_header(**changes):
 CHANGES = {
     "another format": (in_header(format="other"), "header"),
     "another version": (in_header(version="99"), "version"),
-    "a version of many characters": (in_header(version="9" * 50_000), "version"),
     "a version of a million characters": (in_header(version="9" * 10**6), "header"),
     "settings that are no JSON": (in_header(settings="{"), "."),
     "settings that are a list": (in_header(settings="[]"), "table"),
     "settings that are nested": (in_header(settings="[" * 50_000), "."),
-    "settings with a long number": (in_header(settings='{"a": 1' + "0" * 50_000 + "}"), "."),
     "another kind of prior": (in_settings(kind="GaussianFieldPrior"), "holds a 'GaussianField"),
     "no kind of prior": (lambda t, h, settings: settings.pop("kind"), "holds a None"),
-    "a kind of many characters": (in_settings(kind="k" * 10_000), "holds a 'kkk"),
     "unknown settings": (in_settings(__class__="os.system"), "."),
     "a missing setting": (lambda t, h, settings: settings.pop("patch_size"), "."),
     "a negative patch": (in_settings(patch_size=[-5, -5]), "patch_size"),
-    "a patch of nothing": (in_settings(patch_size=[0, 0]), "patch_size"),
-    "a patch without dimensions": (in_settings(patch_size=[]), "patch_size"),
     "a patch of many dimensions": (in_settings(patch_size=[2] * 1000), "patch_size"),
     "a huge patch": (in_settings(patch_size=[10**9, 10**9]), "shape"),
-    "a patch beyond all numbers": (in_settings(patch_size=[10**300, 10**300]), "shape"),
     "a patch of text": (in_settings(patch_size="55"), "patch_size"),
-    "a patch of true": (in_settings(patch_size=[True, True]), "patch_size"),
     "an unknown covariance": (in_settings(covariance="../../evil"), "choose one of"),
     "regularization that is no number": (in_settings(regularization=float("nan")), "regular"),
-    "infinite regularization": (in_settings(regularization=float("inf")), "regular"),
-    "negative regularization": (in_settings(regularization=-1.0), "regular"),
     "regularization of text": (in_settings(regularization="import os"), "."),
     "clipping of text": (in_settings(clip_samples="no"), "clip_samples"),
     "a missing tensor": (lambda tensors, h, s: tensors.pop("range"), "range"),
@@ -206,7 +188,6 @@ CHANGES = {
     "no channels": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 0)), "channels"),
     "a range without a shape": (lambda tensors, h, s: tensors.update(range=torch.zeros(())), "."),
     "single precision": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 3)), "F64"),
-    "integers": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 3).long()), "F64"),
     "a range upside down": (lambda tensors, h, s: tensors["range"][0].add_(1e6), "range"),
     "a range that is no number": (lambda tensors, h, s: tensors["range"].fill_(torch.nan), "NaN"),
 }

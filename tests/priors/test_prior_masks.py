@@ -131,15 +131,6 @@ def test_a_map_of_rectangles_equals_that_of_windows(context, engine):
     torch.testing.assert_close(masked, windows, rtol=1e-8, atol=1e-8)
 
 
-def test_a_region_of_the_whole_input_is_filled_with_the_mean():
-    image = make_images(1, 3, 9, 11)[0]
-    whole = PlacedWindows((9, 11), (9, 11), np.array([[0, 0]]), torch.ones(1, 9, 11).bool())
-    prior = GaussianPatchPrior(19).fit(image[None])
-    (mean,) = prior.conditional_mean(image, whole)
-    torch.testing.assert_close(mean, image.mean(dim=(1, 2), keepdim=True).expand(3, 9, 11))
-    assert prior.sample(image, whole, 2).isfinite().all()
-
-
 def test_a_region_without_pixels_is_left_as_it_is():
     image = make_images(1, 3, 9, 11)[0]
     hidden = torch.zeros(2, 3, 3, dtype=torch.bool)
