@@ -146,7 +146,10 @@ class Run:
         for (number, _), own in chunks.items():
             n_passes += self.sampling.in_context(parts[number].context).n_samples * _n_regions(own)
         with ProgressBar(n_passes, self.title, warns=self.ranks.rank == 0) as bar:
-            for numbers in groups(parts):
+            # Random sets first: each takes a whole pass, so the time that is left is not told too
+            # short by windows of which only a part is computed.
+            in_order = sorted(groups(parts), key=lambda own: not parts[own[0]].context.in_sets)
+            for numbers in in_order:
                 place = parts[numbers[0]].place
                 for example in examples:
                     of_part = {number: chunks[number, example] for number in numbers}
