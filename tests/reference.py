@@ -549,14 +549,15 @@ def combined(questions):
     return weighted_mean([sum(maps) / len(maps) for maps in questions])
 
 
-def weighted_mean(maps):
-    """M = sum_k (M_k / s_k) / sum_k (1 / s_k), with s_k the standard deviation of M_k."""
-    total, weights = 0.0, 0.0
-    for one in maps:
+def weighted_mean(maps, weights=None):
+    """M = sum_k (w_k M_k / s_k) / sum_k (w_k / s_k), with s_k the standard deviation of M_k."""
+    total, norm = 0.0, 0.0
+    for number, one in enumerate(maps):
+        weight = 1.0 if weights is None else weights[number]
         spread = np.sqrt(np.mean((one - np.mean(one)) ** 2))
-        total = total + one / spread
-        weights = weights + 1 / spread
-    return total / weights
+        total = total + weight * one / spread
+        norm = norm + weight / spread
+    return total / norm
 
 
 def seen_alone_pda(model, image, nothing, window, strides, target, output, measure):

@@ -104,7 +104,7 @@ def add_method_options(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=effort,
         default="standard",
-        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (960), "
+        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (530), "
         "or a number of passes",
     )
     how.add_argument(

@@ -349,11 +349,8 @@ def symmetric_relevance_gain(
     Pixels are ranked by the sum of their channels' attributions, and all channels go together.
 
     Args:
-        forward_func: the model, or any function of the inputs.
-        inputs: (N, C, *space).
-        attributions: the map, of the inputs' shape or (N, 1, *space).
-        target: as in ``attribute``; None takes the predicted class of each example.
-        additional_forward_args: as in ``attribute``.
+        forward_func, inputs, attributions, target, additional_forward_args, output,
+            perturbations_per_eval: as in ``faithfulness_curves``.
         fills: what stands for removed pixels, by name: "blur" (of 10 pixels in 224), "mean" (the
             image's mean colour), "linear" (each pixel the weighted mean of its neighbours, with a
             little noise, as in ROAD), "prior" (what our default prior has where nothing is seen).
@@ -361,8 +358,6 @@ def symmetric_relevance_gain(
             (K, *space) to a fill; ``diagnostics.PriorFill(prior)`` is one.
         n_steps: in how many equal steps all pixels are removed; a map takes 2 n_steps - 1 passes
             with each fill.
-        output: "logits", "probabilities" or "raw", as for EfficientPDA.
-        perturbations_per_eval: how many changed copies go through the model at once.
 
     Example::
 

@@ -178,13 +178,13 @@ def mean_map(
     return (weight * stacked).sum(dim=0) / weight.sum(dim=0)
 
 
-def question_weights(maps: Sequence[Tensor]) -> Tensor:
+def question_weights(maps: Sequence[Tensor], questions: Sequence[Sequence[EvidencePart]]) -> Tensor:
     """How much the map (N, *space) of each question counts, (maps, N); those of an example add up
     to 1.
 
-    A weight is the inverse of the map's standard deviation over the pixels: a region says several
-    times as many bits by itself as are lost without it, and would dominate otherwise. A map that
-    is flat but for rounding counts only where all maps are flat.
+    A weight is that of the question's context over the map's standard deviation over the pixels: a
+    region says several times as many bits by itself as are lost without it, and would dominate
+    otherwise. A map that is flat but for rounding counts only where all maps are flat.
     """
     flat = torch.stack([values.flatten(1) for values in maps])
     flat = flat.where(flat.isfinite(), torch.nan)
@@ -193,7 +193,9 @@ def question_weights(maps: Sequence[Tensor]) -> Tensor:
     is_flat = deviations <= ROUNDING * deviations.amax(dim=0)
     inverse = torch.where(is_flat, 0, 1 / deviations.where(~is_flat, 1))
     inverse = torch.where(is_flat.all(dim=0), 1, inverse)
-    return inverse / inverse.sum(dim=0)
+    own = inverse.new_tensor([CONTEXTS[parts[0].context].weight for parts in questions])
+    weights = inverse * own.unsqueeze(1)
+    return weights / weights.sum(dim=0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -205,9 +207,10 @@ class WindowEvidence:
     question, and the question's map is the mean of theirs: a pixel has the mean evidence of the
     regions that hold it. The maps M_q of several questions become one by their weighted mean,
 
-        M = sum_q (M_q / s_q) / sum_q (1 / s_q),
+        M = sum_q (w_q M_q / s_q) / sum_q (w_q / s_q),
 
-    with s_q the standard deviation of M_q over its pixels, so that no question drowns another.
+    with s_q the standard deviation of M_q over its pixels, so that no question drowns another, and
+    w_q = 2 for what regions add to random sets, and 1 for the other questions.
 
     Args:
         inputs: the explained tensors.
@@ -640,7 +643,7 @@ class WindowEvidence:
         for number, tensor in enumerate(self.inputs):
             questions, means = self._questions(number, self.outputs.quantity(target))
             total = torch.zeros_like(means[0])
-            for parts, weight in zip(questions, question_weights(means), strict=True):
+            for parts, weight in zip(questions, question_weights(means, questions), strict=True):
                 share = (weight / len(parts)).reshape(-1, *[1] * (total.dim() - 1))
                 for part in parts:
                     square = part.map(part.standard_error(target) ** 2, tuple(tensor.shape[2:]))
@@ -652,8 +655,8 @@ class WindowEvidence:
         """One map per input tensor, of what a quantity gains by each region."""
         maps = []
         for number, tensor in enumerate(self.inputs):
-            _, means = self._questions(number, quantity, unfinished)
-            mean = mean_map(means, unfinished, question_weights(means))
+            questions, means = self._questions(number, quantity, unfinished)
+            mean = mean_map(means, unfinished, question_weights(means, questions))
             maps.append(to_attribution(mean, tensor))
         return format_output(self.is_tuple, tuple(maps))
 

@@ -28,8 +28,8 @@ FORMAT = "captum_pda evidence"
 MOST_BYTES = 2**35
 #: Hundreds of parts, or the settings of a prior of one's own, fit into this.
 MOST_HEADER_BYTES = 2**22
-#: The most pixels of a feature map; those of inputs are bounded by what the file holds.
-MOST_PIXELS = 2**28
+#: The most pixels that windows lie in, and the longest side, whose places are all kept.
+MOST_PIXELS, LONGEST_SIDE = 2**28, 2**24
 
 
 class PriorOfFile:
@@ -235,7 +235,7 @@ def _regions(
 ) -> Regions:
     if _entry(table, "kind", str) == "windows":
         space, window, strides = (_counts(table, key) for key in ("space", "window", "strides"))
-        if math.prod(space) > MOST_PIXELS:
+        if math.prod(space) > MOST_PIXELS or max(space) > LONGEST_SIDE:
             raise ValueError(f"windows in a space of {space} are more than is read")
         if any(width > size for width, size in zip(window, space, strict=True)):
             raise ValueError(f"windows of {window} do not fit in {space}")

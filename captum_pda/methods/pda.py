@@ -34,9 +34,10 @@ class PDA(EfficientPDA):
     M_q is the mean over the sizes of its regions, and the map is the weighted mean over the
     questions,
 
-        M = sum_q (M_q / s_q) / sum_q (1 / s_q),
+        M = sum_q (w_q M_q / s_q) / sum_q (w_q / s_q),
 
-    with s_q the standard deviation of M_q over the pixels. So it stays in bits: positive values
+    with s_q the standard deviation of M_q over the pixels, and w_q = 2 for random sets and 1 for
+    the other questions. So it stays in bits: positive values
     speak for the class, negative ones against it. A model without a spatial feature map,
     and one with several input tensors, is asked without features, and a warning says so once. So
     is any model with a ``feature_mask``, unless ``layer`` is given: the map then has one value for

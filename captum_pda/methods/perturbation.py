@@ -375,7 +375,7 @@ class EfficientPDA(PerturbationPDA):
                 smaller things, at one pass for each.
             effort: how many passes the default superpixels take: "quick", "standard" or
                 "thorough", or about how many, such as 800. With PDA "quick" is about 220 passes
-                (100 of them random sets), "standard" about 330 (200) and "thorough" about 960
+                (100 of them random sets), "standard" about 330 (200) and "thorough" about 530
                 (400), and 49 short ones for the last feature map of 7 x 7 places. In the full
                 context alone, "quick" is about 100, "standard" about 470.
             regions: regions of your own: an object with the methods of

@@ -136,7 +136,13 @@ def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
                 "context='random' shows sets of regions that do not overlap; give superpixels= or "
                 f"feature_mask= in place of {regions.title}, or another context"
             )
-    return tuple(tuple(Coalitions(regions, n_sets) for regions in sizes) for sizes in sets)  # type: ignore[arg-type]
+    return tuple(
+        tuple(
+            Coalitions(regions, n_sets // len(sizes), seed)  # type: ignore[arg-type]
+            for seed, regions in enumerate(sizes)
+        )
+        for sizes in sets
+    )
 
 
 def _found_regions(

@@ -36,6 +36,7 @@ class Coalitions:
     Args:
         regions: the regions, of which each pixel has one.
         count: how many sets there are.
+        seed: of the random numbers.
 
     Example::
 
@@ -44,11 +45,12 @@ class Coalitions:
         (200, 58)
     """
 
-    def __init__(self, regions: FeatureMaskRegions, count: int) -> None:
+    def __init__(self, regions: FeatureMaskRegions, count: int, seed: int = 0) -> None:
         self.regions = regions
         self.space = regions.space
         self.count = count
-        generator = np.random.default_rng(0)
+        self.seed = seed
+        generator = np.random.default_rng(seed)
         half = -(-count // 2)
         shares = np.resize(SEEN_SHARES, half)
         # Region by region: whether one is seen does not depend on how many others there are, such
@@ -98,7 +100,12 @@ class Coalitions:
         return self.regions.coverage(device)
 
     def settings(self) -> dict[str, object]:
-        shares = {"count": self.count, "seen_shares": SEEN_SHARES, "ridge": RIDGE}
+        shares = {
+            "count": self.count,
+            "seed": self.seed,
+            "seen_shares": SEEN_SHARES,
+            "ridge": RIDGE,
+        }
         return {"kind": "Coalitions", **shares, "regions": self.regions.settings()}
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:

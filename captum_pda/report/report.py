@@ -373,6 +373,7 @@ def _part_header(
     known: dict[str, Any] = {
         "context": part.context,
         "sign": sign,
+        "weight": context.weight,
         "reference": block.add(reference.numpy(), "float64"),
         "changes": block.add((scores - reference.unsqueeze(1)).numpy(), "float32"),
         "values": None,

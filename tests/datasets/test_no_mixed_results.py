@@ -11,7 +11,6 @@ import pytest
 import torch
 from captum.attr import IntegratedGradients, NoiseTunnel, Saliency
 from conftest import make_classifier, make_images
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from captum_pda import (
@@ -246,12 +245,7 @@ class OwnEngine(DenseEngine):
             'engine.kind was "IncrementalEngine" and is now "DenseEngine"',
         ),
         (lambda v: efficient(engine=OwnEngine(int(2 * v))), "engine.sha256 was"),
-        (
-            lambda v: efficient(
-                output="logits" if v < 1 else "raw",
-            ),
-            "output was",
-        ),
+        (lambda v: efficient(output="logits" if v < 1 else "raw"), "output was"),
         (
             lambda v: NoiseTunnel(Saliency(make_classifier()) if v < 1 else efficient()),
             "attribution_method",
@@ -260,17 +254,6 @@ class OwnEngine(DenseEngine):
             lambda v: IntegratedGradients(make_classifier(), multiply_by_inputs=v < 1),
             "multiply_by_inputs was true and is now false",
         ),
-    ],
-    ids=[
-        "prior that can be called",
-        "prior with slots",
-        "prior that is a module",
-        "constant",
-        "kind of engine",
-        "own engine",
-        "output",
-        "inner method",
-        "option of Captum's",
     ],
 )
 def test_other_settings_are_refused_and_the_same_are_not(tmp_path, make, changed):
@@ -422,17 +405,3 @@ def test_what_a_killed_run_has_left_is_removed(tmp_path):
     (tmp_path / ".mine.part").write_bytes(b"somebody's own")
     assert counts(explain(tmp_path, efficient())) == (0, N)
     assert [path.name for path in tmp_path.glob(".*")] == [".mine.part"]
-
-
-def test_outputs_are_stored_with_the_result(tmp_path):
-    explain(tmp_path, efficient())
-    with safe_open(tmp_path / "000001.safetensors", framework="pt") as file:
-        torch.testing.assert_close(file.get_tensor("outputs"), make_classifier()(IMAGES)[1])
-
-
-def test_a_foreign_file_is_left_alone(tmp_path):
-    (tmp_path / "000001.safetensors").write_bytes(b"mine")
-    summary = explain(tmp_path, efficient())
-    assert counts(summary) == (N - 1, 0)
-    assert "is not a whole result of this library" in summary.failed[1]
-    assert (tmp_path / "000001.safetensors").read_bytes() == b"mine"

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from captum_pda import (
     EfficientPDA,
     EmpiricalMeanPrior,
-    GaussianFieldPrior,
     GaussianPatchPrior,
     GradientPDA,
     SampledPDA,
@@ -57,6 +56,84 @@ def linear_model(units: int = 3, shape: tuple[int, ...] = (3, 9, 11), seed: int 
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), units)).double().eval()
 
 
+def error_of(pda, images, target=None, n_samples=2, **options):
+    return diagnostics.conditional_mean_error(pda, images, target, n_samples=n_samples, **options)
+
+
+WRONG = {
+    "a corner outside": (
+        lambda pda, x: error_of(pda, x, windows=SomeWindows(corners=[(6, 0)])),
+        r"starts at \(6, 0\)",
+    ),
+    "a corner of one number": (
+        lambda pda, x: error_of(pda, x, windows=SomeWindows(corners=[(0,)])),
+        "2 numbers",
+    ),
+    "no windows": (lambda pda, x: error_of(pda, x, windows=SomeWindows(0)), "n=0 must be"),
+    "one sample": (lambda pda, x: error_of(pda, x, n_samples=1), "2 or more"),
+    "windows elsewhere": (
+        lambda pda, x: pda.evidence(x, regions=WindowGrid((9, 9), (4, 4), (1, 1))),
+        "regions lie in spaces of",
+    ),
+    "no region": (
+        lambda pda, x: pda.evidence(x, regions=WindowGrid((9, 11), (4, 4), (1, 1)).pick([])),
+        "holds no region",
+    ),
+    "a map of some windows": (
+        lambda pda, x: pda.evidence(x, regions=WindowGrid((9, 11), (4, 4), (1, 1))[:3]).attribution(
+            1
+        ),
+        "whole grid",
+    ),
+    "another layer": (
+        lambda pda, x: diagnostics.activation_statistics(pda, x[:1], nn.Identity()),
+        "was not called",
+    ),
+    "activations of two examples": (
+        lambda pda, x: diagnostics.activation_statistics(pda, x, pda.forward_func[4]),
+        "2 examples",
+    ),
+    "both sides of a layer": (
+        lambda pda, x: diagnostics.activation_statistics(pda, x[:1], pda.forward_func, of="both"),
+        "of='both'",
+    ),
+    "convergence of two examples": (
+        lambda pda, x: diagnostics.sampling_convergence(pda, x),
+        "2 examples",
+    ),
+    "convergence of three windows": (
+        lambda pda, x: diagnostics.sampling_convergence(pda, x[:1], windows=SomeWindows(3)),
+        r"3 windows.*SomeWindows\(1\)",
+    ),
+    "maps of other shapes": (
+        lambda pda, x: diagnostics.map_agreement({"a": x, "b": x[:1]}),
+        "different shapes",
+    ),
+    "no maps": (lambda pda, x: diagnostics.map_agreement({}), "empty"),
+    "a map of another shape": (
+        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x[..., 2:]),
+        "attributions have shape",
+    ),
+    "a map without an order": (
+        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x * torch.nan),
+        "no order",
+    ),
+    "raw outputs without a target": (
+        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x, output="raw"),
+        "target is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_makes_no_sense_is_named(classifier, images, kind):
+    ask, message = WRONG[kind]
+    with pytest.raises(ValueError, match=message):
+        ask(EfficientPDA(classifier), images)
+    with pytest.raises(TypeError, match="windows must be SomeWindows or a WindowGrid, got 8"):
+        error_of(EfficientPDA(classifier), images, windows=8)
+
+
 # Some windows only
 
 
@@ -66,16 +143,6 @@ def test_evidence_of_some_windows_is_that_of_the_whole_grid(classifier, images):
     whole = pda.evidence(images, sliding_window_shapes=4, strides=1).window_values(1)
     some = pda.evidence(images, regions=grid.pick([40, 3])).window_values(1)
     torch.testing.assert_close(some, whole[:, [40, 3]])
-
-
-def test_some_windows_must_lie_in_the_inputs(classifier, images):
-    pda = EfficientPDA(classifier)
-    with pytest.raises(ValueError, match="regions lie in spaces of"):
-        pda.evidence(images, regions=WindowGrid((9, 9), (4, 4), (1, 1)))
-    with pytest.raises(ValueError, match="holds no region"):
-        pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1)).pick([]))
-    with pytest.raises(ValueError, match="whole grid"):
-        pda.evidence(images, regions=WindowGrid((9, 11), (4, 4), (1, 1))[:3]).attribution(1)
 
 
 # The conditional mean against samples
@@ -117,17 +184,6 @@ def test_conditional_mean_error_is_the_oracles(measure, classifier, images):
     assert "6 samples, 2 examples x 2 windows" in str(found)
 
 
-def test_the_conditional_mean_is_exact_for_a_linear_model(images):
-    """Pairs of samples around the mean leave nothing but rounding."""
-    pda = EfficientPDA(linear_model(), prior=Symmetric(), output="raw")
-    found = diagnostics.conditional_mean_error(pda, images, 1, n_samples=10)
-    assert found.sampled.abs().min() > 1e-3
-    assert found.error.abs().max() < 1e-12
-    assert found.prediction_error.abs().max() < 1e-12
-    assert found.beyond_sampling == 0
-    assert (found.standard_error > 1e-3).all()
-
-
 def test_beyond_sampling_takes_the_samplings_error_off(images):
     """For a linear model all of the difference is sampling noise; a curved one adds its own."""
     linear = EfficientPDA(linear_model(), prior=Noise(), output="raw")
@@ -148,65 +204,31 @@ def test_beyond_sampling_takes_the_samplings_error_off(images):
     assert found.beyond_sampling == pytest.approx(48 * Noise.spread**2, rel=0.05)
 
 
-def test_windows_are_random_and_follow_the_generator(classifier, images):
-    def corners(seed):
-        found = diagnostics.conditional_mean_error(
-            EfficientPDA(classifier),
-            images,
-            n_samples=2,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        return found.corners.tolist()
-
-    assert len(corners(0)) == 8
-    assert corners(0) == corners(0)
-    assert corners(0) != corners(1)
+def test_the_conditional_mean_is_exact_for_a_linear_model(images):
+    """Pairs of samples around the mean leave nothing but rounding."""
+    pda = EfficientPDA(linear_model(), prior=Symmetric(), output="raw")
+    found = error_of(pda, images, 1, n_samples=10)
+    assert found.sampled.abs().min() > 1e-3
+    assert max(found.error.abs().max(), found.prediction_error.abs().max()) < 1e-12
+    assert found.beyond_sampling == 0
+    assert (found.standard_error > 1e-3).all()
 
 
-def test_the_predicted_class_is_the_default_target(classifier, images):
-    predicted = classifier(images).argmax(1)
+def test_windows_and_targets_that_are_not_given(classifier, images):
+    """Random windows follow the generator, and the target is the predicted class."""
     pda = EfficientPDA(classifier, prior=Symmetric())
-    named = diagnostics.conditional_mean_error(pda, images, predicted, n_samples=4)
-    torch.testing.assert_close(
-        diagnostics.conditional_mean_error(pda, images, n_samples=4).efficient, named.efficient
+    first, same, other = (
+        error_of(pda, images, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"corners": [(6, 0)]}, r"starts at \(6, 0\)"),
-        ({"corners": [(0,)]}, "2 numbers"),
-        ({"n": 0}, "n=0 must be"),
-    ],
-)
-def test_wrong_windows_are_named(classifier, images, arguments, message):
-    windows = SomeWindows(**arguments, sliding_window_shapes=4)
-    with pytest.raises(ValueError, match=message):
-        diagnostics.conditional_mean_error(EfficientPDA(classifier), images, 0, windows=windows)
-
-
-def test_one_sample_has_no_standard_error(classifier, images):
-    with pytest.raises(ValueError, match="2 or more"):
-        diagnostics.conditional_mean_error(EfficientPDA(classifier), images, 0, n_samples=1)
-
-
-def test_windows_of_a_grid_are_taken_as_they_are(classifier, images):
-    pda, grid = EfficientPDA(classifier), WindowGrid((9, 11), (4, 4), (1, 1)).pick([2 * 8 + 5])
-    found = diagnostics.conditional_mean_error(pda, images, 0, windows=grid, n_samples=2)
-    some = SomeWindows(corners=[(2, 5)], sliding_window_shapes=4)
-    named = diagnostics.conditional_mean_error(pda, images, 0, windows=some, n_samples=2)
-    assert found.corners.tolist() == [[2, 5]]
-    assert torch.equal(found.efficient, named.efficient)
-    with pytest.raises(TypeError, match="windows must be SomeWindows or a WindowGrid, got 8"):
-        diagnostics.conditional_mean_error(pda, images, 0, windows=8)
-
-
-def test_more_windows_than_there_are_are_all_of_them(classifier, images):
-    found = diagnostics.conditional_mean_error(
-        EfficientPDA(classifier), images, 0, windows=SomeWindows(10_000), n_samples=2
+    assert len(first.corners) == 8
+    assert first.corners.tolist() == same.corners.tolist() != other.corners.tolist()
+    named = error_of(
+        pda, images, classifier(images).argmax(1), generator=torch.Generator().manual_seed(0)
     )
-    assert len(found.corners) == 6 * 8
+    torch.testing.assert_close(first.efficient, named.efficient)
+    assert len(error_of(pda, images, 0, windows=SomeWindows(10_000)).corners) == 6 * 8
+    grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([2 * 8 + 5])
+    assert error_of(pda, images, 0, windows=grid).corners.tolist() == [[2, 5]]
 
 
 # More and more samples
@@ -239,10 +261,6 @@ def test_convergence_averages_probabilities(classifier, images):
     first, second = found.sampled[:, 0], 2 * found.sampled[:, 1] - found.sampled[:, 0]
     assert ((first > 0) & (first < 1) & (second > 0) & (second < 1)).all()
     assert 0 < found.efficient < 1
-    with pytest.raises(ValueError, match="2 examples"):
-        diagnostics.sampling_convergence(SampledPDA(classifier), images)
-    with pytest.raises(ValueError, match=r"3 windows.*SomeWindows\(1\)"):
-        diagnostics.sampling_convergence(SampledPDA(classifier), images[:1], windows=SomeWindows(3))
 
 
 # Activations
@@ -304,17 +322,6 @@ def test_no_hook_stays_behind(classifier, images):
         assert not module._forward_pre_hooks
 
 
-def test_activations_need_a_layer_of_the_model(classifier, images):
-    with pytest.raises(ValueError, match="was not called"):
-        diagnostics.activation_statistics(EfficientPDA(classifier), images[:1], nn.Identity())
-    with pytest.raises(ValueError, match="2 examples"):
-        diagnostics.activation_statistics(EfficientPDA(classifier), images, classifier[4])
-    with pytest.raises(ValueError, match="of='both'"):
-        diagnostics.activation_statistics(
-            EfficientPDA(classifier), images[:1], classifier[4], of="both"
-        )
-
-
 def test_a_model_in_training_mode_is_put_back(images):
     model = make_classifier().train()
     model.insert(1, nn.Dropout(0.5))
@@ -343,21 +350,8 @@ def test_correlations_are_numpys():
     assert str(found).count("\n") == 2
     with pytest.raises(ValueError, match="'d'"):
         found.correlation("a", "d")
-
-
-def test_a_constant_map_correlates_with_nothing():
-    found = diagnostics.map_agreement(
-        {"flat": torch.full((1, 9), 0.1), "x": torch.arange(9.0)[None]}
-    )
-    assert found.correlation("flat", "x").isnan().all()
-    assert found.correlation("x", "x") == pytest.approx(1)
-
-
-def test_maps_must_be_comparable():
-    with pytest.raises(ValueError, match="different shapes"):
-        diagnostics.map_agreement({"a": torch.zeros(1, 4), "b": torch.zeros(1, 5)})
-    with pytest.raises(ValueError, match="empty"):
-        diagnostics.map_agreement({})
+    flat = diagnostics.map_agreement({"flat": torch.full_like(maps["a"], 0.1), **maps})
+    assert flat.correlation("flat", "a").isnan().all()
 
 
 def test_algorithms_agree_on_a_linear_model(images):
@@ -400,17 +394,6 @@ def test_algorithm_agreement_is_of_the_algorithms_own_maps(classifier, images):
     assert not torch.equal(found.maps["sampled"], found.maps["sampled again"])
 
 
-def test_the_empirical_mean_of_the_default_prior(classifier, images):
-    image = images[:1]
-    own, given = (
-        EfficientPDA(classifier, EmpiricalMeanPrior(prior, 5)).attribute(
-            image, target=0, sliding_window_shapes=4
-        )
-        for prior in (None, GaussianFieldPrior())
-    )
-    torch.testing.assert_close(own, given)
-
-
 # Deletion and insertion
 
 
@@ -436,14 +419,6 @@ def test_curves_of_a_linear_model_are_sums(images):
     assert "2 examples" in str(found)
 
 
-def test_area_is_that_of_trapezoids():
-    curves = diagnostics.FaithfulnessCurves(
-        torch.tensor([0.0, 0.5, 1.0]), torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[0, 1.0, 1]])
-    )
-    assert curves.deletion_area == 0.5
-    assert curves.insertion_area == 0.75
-
-
 def test_curves_begin_and_end_with_the_inputs_and_the_baselines(classifier, images):
     baselines = images.mean(dim=(2, 3), keepdim=True)
     curves = diagnostics.faithfulness_curves(
@@ -462,12 +437,3 @@ def test_curves_begin_and_end_with_the_inputs_and_the_baselines(classifier, imag
     )
     whole = diagnostics.faithfulness_curves(classifier, images, torch.ones_like(images), n_steps=7)
     torch.testing.assert_close(batches.deletion, whole.deletion)
-
-
-def test_curves_need_a_map_of_the_inputs(classifier, images):
-    with pytest.raises(ValueError, match="attributions have shape"):
-        diagnostics.faithfulness_curves(classifier, images, torch.zeros(2, 3, 9, 9))
-    with pytest.raises(ValueError, match="no order"):
-        diagnostics.faithfulness_curves(classifier, images, images * torch.nan)
-    with pytest.raises(ValueError, match="target is missing"):
-        diagnostics.faithfulness_curves(classifier, images, images, output="raw")

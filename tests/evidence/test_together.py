@@ -88,21 +88,18 @@ def test_regions_that_cover_for_each_other_and_ones_that_speak_only_together():
         assert mirrored.meaning == f"{words}, against the class"
 
 
-def test_they_take_one_pass_for_each_region_and_pair():
+def test_they_take_one_pass_for_each_region_and_pair_and_do_not_overlap():
+    image = make_images(1, 3, 16, 16)
+    evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4, strides=2)
+    pixels = evidence.interactions(1, regions=6).pixels
+    assert len(pixels) == 6
+    assert pixels.sum(axis=0).max() == 1
     model, evidence = tile_evidence(lambda tiles: tiles[:, :3], bright(0, 1, 2))
     before = model.rows
     evidence.interactions(1, regions=5)
     assert model.rows - before == 5 + 10
     evidence.interactions(0, regions=[0, 1])
     assert model.rows - before <= 15 + 3
-
-
-def test_the_strongest_regions_are_chosen_and_do_not_overlap():
-    image = make_images(1, 3, 16, 16)
-    evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4, strides=2)
-    found = evidence.interactions(1, regions=6)
-    assert len(found) == 6
-    assert found.pixels.sum(axis=0).max() == 1
 
 
 def test_standard_errors_are_those_of_many_repetitions():
@@ -129,12 +126,6 @@ def test_standard_errors_are_those_of_many_repetitions():
     single = torch.stack(evidence_errors).square().mean(dim=0)
     for a, b in ((0, 2), (3, 5)):
         assert float(said[a, b]) < float((single[a] + single[b]).sqrt())
-
-
-def test_a_standard_error_needs_samples():
-    _, evidence = tile_evidence(majority, bright(0))
-    with pytest.raises(ValueError, match="SampledPDA"):
-        evidence.interactions(0, regions=2).standard_errors()
 
 
 def test_what_was_asked_is_kept_when_interactions_are_interrupted():
@@ -199,11 +190,20 @@ def test_sufficient_parts_are_minimal_and_disjoint():
         assert "still first" in str(part)
 
 
-def test_a_bound_of_the_probability():
+def test_bounds_expected_classes_and_few_passes():
     _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 4, 5))
     (part,) = evidence.sufficient(1, n=1, at_least=0.99)
     assert len(part.numbers) == 4  # 0.99 needs one more than being first does
     assert part.prediction >= 0.99
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 7))
+    part = evidence.necessary(expected=0)  # tile 7 speaks for class 2, so it must go too
+    assert part.first == 0
+    assert 7 in part.numbers
+    assert len(part.numbers) == 3
+    _, evidence = tile_evidence(majority, bright(*range(16)))
+    (part,) = evidence.sufficient(max_passes=4)
+    assert not part.minimal
+    assert "not minimal" in str(part)
 
 
 def test_the_necessary_part_changes_the_answer_and_is_minimal():
@@ -225,14 +225,6 @@ def test_the_necessary_part_changes_the_answer_and_is_minimal():
     assert "wolf is first" in part.described(["cat", "husky", "wolf"])
 
 
-def test_an_expected_class_is_the_goal():
-    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 7))
-    part = evidence.necessary(expected=0)  # tile 7 speaks for class 2, so it must go too
-    assert part.first == 0
-    assert 7 in part.numbers
-    assert len(part.numbers) == 3
-
-
 def test_what_cannot_be_reached_is_none():
     _, evidence = tile_evidence(
         lambda tiles: 0 * tiles[:, :3] + torch.tensor([0.0, 2, 1]), bright(0)
@@ -245,13 +237,6 @@ def test_what_cannot_be_reached_is_none():
         evidence.necessary(expected=1)
     with pytest.raises(ValueError, match="give one of them"):
         evidence.necessary(expected=2, below=0.2)
-
-
-def test_few_passes_say_that_a_part_is_not_minimal():
-    _, evidence = tile_evidence(majority, bright(*range(16)))
-    (part,) = evidence.sufficient(max_passes=4)
-    assert not part.minimal
-    assert "not minimal" in str(part)
 
 
 def test_a_single_logit_and_a_raw_output():
@@ -295,6 +280,8 @@ def test_arguments_that_make_no_sense_are_named():
     ):
         with pytest.raises(ValueError, match=message):
             evidence.interactions(1, regions=regions)
+    with pytest.raises(ValueError, match="SampledPDA"):
+        evidence.interactions(0, regions=2).standard_errors()
     with pytest.raises(ValueError, match="coalitions have shape"):
         evidence.coalitions(1, regions=4).ask([[True, False]])
 

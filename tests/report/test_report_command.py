@@ -9,19 +9,8 @@ from captum_pda.cli.main import main
 from captum_pda.report.index import read_summary
 from captum_pda.report.page_file import read_block, unpack
 
-QUICK = [
-    "--model",
-    "tiny:five",
-    "--device",
-    "cpu",
-    "--window",
-    "16",
-    "--stride",
-    "16",
-    "--quiet",
-    "--method",
-    "efficient",
-]
+QUICK = ["--model", "tiny:five", "--device", "cpu", "--window", "16", "--stride", "16", "--quiet"]
+QUICK += ["--method", "efficient"]
 
 
 def explain(*arguments):

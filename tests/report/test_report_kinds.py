@@ -8,12 +8,10 @@ import torch
 from browser import opened
 from conftest import make_classifier, make_images
 from report_pages import KINDS, SPACE, by_mask, make_evidence, order_of, printed
-from test_report_file import many_windows
 
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_report
-from captum_pda.report.page_file import read_block, unpack
 
 OWN_LISTS = """() => {
   const found = view.ownList();
@@ -139,15 +137,3 @@ def test_methods_can_be_compared(browser, tmp_path):
             assert shown == [printed(answer) for answer in speak_for[0].answers()]
             assert printed(str(evidence.self_test(top))) in page.inner_text("#tested")
         assert page.inner_text("#ticks") == before
-
-
-@pytest.mark.slow
-def test_the_page_reads_numbers_of_sixteen_bits_as_python_does(browser, tmp_path):
-    path = write_report(many_windows(), tmp_path / "report.html")
-    header, arrays = unpack(read_block(path.read_bytes(), "values"))
-    number = header["methods"][0]["groups"][0]["parts"][0]["changes"]
-    with opened(browser, path) as page:
-        read = "readBlock('values').then(({ arrays }) => "
-        read += f"[...arrays[{number}]].filter((_, i) => i % 997 === 0))"
-        shown = page.evaluate(read)
-    np.testing.assert_allclose(shown, arrays[number].flatten()[::997], rtol=1e-12)

@@ -11,15 +11,13 @@ import torch
 from conftest import make_classifier, make_images
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.colors import to_rgba
 from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from captum_pda import EfficientPDA, GradientPDA
-from captum_pda.evidence.strongest import regions_of_map, strongest_regions
-from captum_pda.model.measures import WeightOfEvidence
-from captum_pda.regions.windows import WindowGrid
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.visualization import (
     evidence_scale,
     visualize_evidence,
@@ -29,6 +27,7 @@ from captum_pda.visualization import (
 from captum_pda.visualization.drawing import AGAINST, FOR, picture
 
 HIDDEN = {"use_pyplot": False}
+IMAGE = torch.rand(3, 6, 9, generator=torch.Generator().manual_seed(0))
 WHITE = (1.0, 1.0, 1.0, 1.0)
 
 
@@ -93,29 +92,11 @@ def test_zero_covers_nothing_of_an_image() -> None:
     assert colour_of(axes, -3.0) == pytest.approx(to_rgba(AGAINST, 0.6))
 
 
-def test_zero_is_white_on_paper_too() -> None:
-    values = np.zeros((40, 40))
-    values[:4], values[-4:] = 1, -1
-    figure = Figure(figsize=(2, 2))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_frame_on(False)
-    visualize_evidence(values, show_colorbar=False, plt_fig_axis=(figure, axes))
-    pixels = render(figure)
-    np.testing.assert_array_equal(pixels[50, 50, :3], (1, 1, 1))
-    np.testing.assert_allclose(pixels[2, 50, :3], to_rgb(FOR), atol=1 / 250)
-    np.testing.assert_allclose(pixels[97, 50, :3], to_rgb(AGAINST), atol=1 / 250)
-
-
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e-6, 1e6])
 def test_any_magnitude_is_drawn(value: float) -> None:
     figure, axes = visualize_evidence(value * make_map().double(), **HIDDEN)
     assert heat_map(axes).get_clim() == ((-1, 1) if value == 0 else (-3 * value, 3 * value))
     render(figure)
-
-
-def test_a_map_of_zeros_is_white() -> None:
-    _, axes = visualize_evidence(torch.zeros(1, 3, 5, 5), **HIDDEN)
-    assert colour_of(axes, float(data_of(axes)[0, 0])) == WHITE
 
 
 def test_missing_values_are_grey_and_do_not_set_the_scale() -> None:
@@ -164,14 +145,6 @@ def test_channels_that_differ_are_added_up() -> None:
     np.testing.assert_allclose(data_of(axes), values[0].sum(0).numpy())
 
 
-def test_the_value_drawn_is_the_evidence_in_bits() -> None:
-    """Captum's visualizers would add the three channels up, and draw three times the bits."""
-    image = make_images(1, 3, 12, 12)
-    evidence = EfficientPDA(make_classifier()).evidence(image, strides=12, sliding_window_shapes=12)
-    _, axes = visualize_evidence(evidence.attribution(1), image, **HIDDEN)
-    np.testing.assert_allclose(data_of(axes), evidence.window_values(1).item())
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -188,28 +161,6 @@ def test_other_shapes_are_refused(given: torch.Tensor | np.ndarray, message: str
         visualize_evidence(given, **HIDDEN)
 
 
-def test_other_arguments_are_refused() -> None:
-    image = torch.zeros(1, 3, 6, 9)
-    with pytest.raises(TypeError, match=r"attribution must be a tensor .* got list"):
-        visualize_evidence([[1.0]], **HIDDEN)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="method='nice' is not known"):
-        visualize_evidence(make_map(), method="nice", **HIDDEN)
-    with pytest.raises(ValueError, match="measure='bits' is not known"):
-        visualize_evidence(make_map(), measure="bits", **HIDDEN)
-    with pytest.raises(ValueError, match="draws the image too"):
-        visualize_evidence(make_map(), method="blended_heat_map", **HIDDEN)
-    with pytest.raises(ValueError, match="image is 5 x 9 where its map is 6 x 9"):
-        visualize_evidence(make_map(), image[..., :5, :], **HIDDEN)
-    with pytest.raises(ValueError, match="give both or neither"):
-        visualize_evidence(make_map(), image, mean=0.5, **HIDDEN)
-    with pytest.raises(ValueError, match="std has 2 entries for an image of 3 channels"):
-        visualize_evidence(make_map(), image, mean=[0, 0], std=[1, 1], **HIDDEN)
-    with pytest.raises(ValueError, match="scale=0 must be a positive"):
-        visualize_evidence(make_map(), scale=0, **HIDDEN)
-    with pytest.raises(ValueError, match="image has 2 channels"):
-        visualize_evidence(make_map(), torch.zeros(2, 6, 9), method="original_image", **HIDDEN)
-
-
 @pytest.mark.parametrize(
     ("measure", "label"),
     [
@@ -224,31 +175,15 @@ def test_the_colour_bar_names_the_measure(measure: str, label: str) -> None:
     assert colour_bars(figure)[0].get_xlabel() == label
 
 
-def test_own_label_title_and_no_colour_bar() -> None:
-    figure, axes = visualize_evidence(make_map(), title="husky", colorbar_label="why", **HIDDEN)
-    assert (axes.get_title(), colour_bars(figure)[0].get_xlabel()) == ("husky", "why")
-    figure, _ = visualize_evidence(make_map(), show_colorbar=False, **HIDDEN)
-    assert not colour_bars(figure)
-
-
 def test_overlay_lies_on_the_grey_image() -> None:
-    image = torch.rand(3, 6, 9, generator=torch.Generator().manual_seed(0))
-    figure, axes = visualize_evidence(make_map(), image, alpha_overlay=0.3, **HIDDEN)
+    figure, axes = visualize_evidence(make_map(), IMAGE, alpha_overlay=0.3, **HIDDEN)
     below, above = axes.images
     # Between dark and light grey.
-    grey = 0.15 + 0.8 * image.mean(0).numpy()
+    grey = 0.15 + 0.8 * IMAGE.mean(0).numpy()
     np.testing.assert_allclose(np.asarray(below.get_array()), grey, rtol=1e-5)
     assert below.get_clim() == (0, 1)
     assert above.cmap(1.0)[3] == pytest.approx(0.3)
     render(figure)
-
-
-def test_original_image_alone() -> None:
-    image = torch.rand(3, 6, 9)
-    figure, axes = visualize_evidence(make_map(), image, method="original_image", **HIDDEN)
-    np.testing.assert_allclose(data_of(axes), image.permute(1, 2, 0).numpy())
-    assert len(axes.images) == 1
-    assert not colour_bars(figure)
 
 
 def test_normalised_images_are_shown_as_they_were() -> None:
@@ -299,36 +234,6 @@ def test_a_backend_without_windows_does_not_warn(monkeypatch: pytest.MonkeyPatch
     visualize_evidence(make_map())
 
 
-def test_several_maps_share_a_scale() -> None:
-    maps = {"one": make_map(), "ten": 10 * make_map()}
-    image = torch.rand(1, 3, 6, 9)
-    figure, axes = visualize_evidence_multiple(maps, image, **HIDDEN)
-    assert [panel.get_title() for panel in axes] == ["image", "one", "ten"]
-    assert [heat_map(panel).get_clim() for panel in axes[1:]] == [(-30, 30)] * 2
-    assert len(colour_bars(figure)) == 1
-    render(figure)
-
-
-def test_several_maps_on_their_own_scales() -> None:
-    maps = [make_map(), 10 * make_map(), 0 * make_map()]
-    figure, axes = visualize_evidence_multiple(
-        maps, titles=["a", "b", "c"], shared_scale=False, n_columns=2, **HIDDEN
-    )
-    assert [heat_map(panel).get_clim() for panel in axes] == [(-3, 3), (-30, 30), (-1, 1)]
-    assert [panel.get_title() for panel in axes] == ["a", "b", "c"]
-    assert len(colour_bars(figure)) == 3
-    render(figure)
-
-
-def test_a_given_scale_serves_several_maps_and_cuts_openly() -> None:
-    figure, axes = visualize_evidence_multiple(
-        [make_map(), 10 * make_map()], scale=4, shared_scale=False, **HIDDEN
-    )
-    assert [heat_map(panel).get_clim() for panel in axes] == [(-4, 4)] * 2
-    assert heat_map(axes[0]).colorbar.extend == "both"
-    assert len(colour_bars(figure)) == 1
-
-
 @pytest.mark.parametrize("shape", [(3, 40, 12), (3, 12, 40), (1, 20, 20)])
 @pytest.mark.parametrize("shared", [True, False])
 def test_nothing_is_clipped(shape: tuple[int, ...], shared: bool) -> None:
@@ -357,42 +262,73 @@ def test_several_maps_on_given_axes() -> None:
         visualize_evidence_multiple([make_map()] * 3, plt_fig_axis=(figure, axes))
 
 
-def test_several_maps_refuse() -> None:
-    with pytest.raises(ValueError, match="attributions is empty"):
-        visualize_evidence_multiple([], **HIDDEN)
-    with pytest.raises(ValueError, match="titles has 1 entries for 2 maps"):
-        visualize_evidence_multiple([make_map()] * 2, titles=["a"], **HIDDEN)
-    with pytest.raises(ValueError, match="give one or the other"):
-        visualize_evidence_multiple({"a": make_map()}, titles=["a"], **HIDDEN)
-    with pytest.raises(ValueError, match="method='original_image' is not known"):
-        visualize_evidence_multiple([make_map()], method="original_image", **HIDDEN)
-    with pytest.raises(ValueError, match="draws the image too"):
-        visualize_evidence_multiple([make_map()], method="blended_heat_map", **HIDDEN)
+@pytest.mark.parametrize(
+    ("draw", "given", "arguments", "error"),
+    [
+        (visualize_evidence, [[1.0]], {}, r"attribution must be a tensor .* got list"),
+        (visualize_evidence, make_map(), {"method": "nice"}, "method='nice' is not known"),
+        (visualize_evidence, make_map(), {"measure": "bits"}, "measure='bits' is not known"),
+        (visualize_evidence, make_map(), {"method": "blended_heat_map"}, "draws the image too"),
+        (visualize_evidence, make_map(), {"image": IMAGE[:, :5]}, "image is 5 x 9 where its map"),
+        (visualize_evidence, make_map(), {"image": IMAGE, "mean": 0.5}, "give both or neither"),
+        (
+            visualize_evidence,
+            make_map(),
+            {"image": IMAGE, "mean": [0, 0], "std": [1, 1]},
+            "std has 2 entries for an image of 3 channels",
+        ),
+        (visualize_evidence, make_map(), {"scale": 0}, "scale=0 must be a positive"),
+        (
+            visualize_evidence,
+            make_map(),
+            {"image": IMAGE[:2], "method": "original_image"},
+            "image has 2 channels",
+        ),
+        (visualize_evidence_multiple, [], {}, "attributions is empty"),
+        (visualize_evidence_multiple, [make_map()] * 2, {"titles": ["a"]}, "1 entries for 2 maps"),
+        (visualize_evidence_multiple, {"a": make_map()}, {"titles": ["a"]}, "one or the other"),
+        (visualize_evidence_multiple, [make_map()], {"method": "original_image"}, "is not known"),
+        (visualize_evidence_multiple, [make_map()], {"method": "blended_heat_map"}, "image too"),
+    ],
+)
+def test_wrong_arguments_are_named(draw, given, arguments, error) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        draw(given, **arguments, **HIDDEN)
+
+
+def test_titles_and_what_is_left_out() -> None:
+    figure, axes = visualize_evidence(make_map(), title="husky", colorbar_label="why", **HIDDEN)
+    assert (axes.get_title(), colour_bars(figure)[0].get_xlabel()) == ("husky", "why")
+    figure, _ = visualize_evidence(make_map(), show_colorbar=False, **HIDDEN)
+    assert not colour_bars(figure)
+    figure, axes = visualize_evidence(make_map(), IMAGE, method="original_image", **HIDDEN)
+    np.testing.assert_allclose(data_of(axes), IMAGE.permute(1, 2, 0).numpy())
+    assert (len(axes.images), colour_bars(figure)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "scales", "n_bars"),
+    [
+        ({}, [30, 30, 30], 1),
+        ({"shared_scale": False, "n_columns": 2}, [3, 30, 1], 3),
+        ({"shared_scale": False, "scale": 4}, [4, 4, 4], 1),
+    ],
+)
+@pytest.mark.parametrize("image", [None, IMAGE])
+def test_scales_of_several_maps(image, arguments, scales, n_bars) -> None:
+    maps = {"one": make_map(), "ten": 10 * make_map(), "none": 0 * make_map()}
+    figure, axes = visualize_evidence_multiple(maps, image, **arguments, **HIDDEN)
+    assert [panel.get_title() for panel in axes] == ["image"] * (image is not None) + list(maps)
+    assert [heat_map(panel).get_clim() for panel in axes[-3:]] == [(-one, one) for one in scales]
+    assert len(colour_bars(figure)) == n_bars
+    if "scale" in arguments:
+        assert heat_map(axes[-3]).colorbar.extend == "both"
+    render(figure)
 
 
 def test_scale_of_several_maps() -> None:
     assert evidence_scale(make_map(), -2 * make_map()) == 6
     assert evidence_scale(0 * make_map()) == evidence_scale() == 1
-
-
-def test_strongest_regions_do_not_overlap() -> None:
-    values = torch.zeros(8, 8)
-    values[:4, :4], values[:4, 4:], values[4:, 4:] = 5, 3, -7
-    grid = WindowGrid((8, 8), (4, 4), (2, 2))
-    speak_for, against = regions_of_map(values, [grid], WeightOfEvidence())
-    # Windows at (0, 2) hold 4 on average, and overlap the one of 5.
-    assert [(region.corner, region.value) for region in speak_for] == [((0, 0), 5), ((0, 4), 3)]
-    # -3.5 at (4, 2) overlaps -7 at (4, 4).
-    assert [(region.corner, region.value) for region in against] == [((4, 4), -7)]
-
-
-def test_regions_without_evidence_are_not_listed() -> None:
-    values = torch.zeros(4, 4)
-    values[2:, :2], values[:2, 2:], values[2:, 2:] = 1.0, float("nan"), float("-inf")
-    grid = WindowGrid((4, 4), (2, 2), (2, 2))
-    speak_for, against = regions_of_map(values, [grid], WeightOfEvidence())
-    assert [region.corner for region in speak_for] == [(2, 0)]
-    assert against == []
 
 
 def test_strongest_regions_are_drawn_where_they_lie() -> None:

@@ -193,12 +193,12 @@ function average(maps, weights) {
   });
 }
 
-// sum_k (M_k / s_k) / sum_k (1 / s_k) of maps M_k with spreads s_k.
-function weightedMean(maps) {
+// sum_k (w_k M_k / s_k) / sum_k (w_k / s_k) of maps M_k with weights w_k and spreads s_k.
+function weightedMean(maps, own) {
   const spreads = maps.map(spread);
   const most = Math.max(...spreads);
-  const weights = spreads.map((one) => (one <= ROUNDING * most ? 0 : 1 / one));
-  if (weights.every((weight) => weight === 0)) weights.fill(1);
+  const weights = spreads.map((one, k) => (one <= ROUNDING * most ? 0 : own[k] / one));
+  if (weights.every((weight) => weight === 0)) return average(maps, own);
   return average(maps, weights);
 }
 
@@ -213,11 +213,13 @@ function evidenceMap(groups, contexts, question, photo) {
   for (const group of groups) {
     for (const part of group.parts.filter((one) => contexts.includes(one.context))) {
       const key = `${part.context} ${group.depth}`;
-      if (!maps.has(key)) maps.set(key, []);
-      maps.get(key).push(partMap(group, part, question, photo));
+      if (!maps.has(key)) maps.set(key, { weight: part.weight, maps: [] });
+      maps.get(key).maps.push(partMap(group, part, question, photo));
     }
   }
-  return weightedMean([...maps.values()].map((own) => average(own, own.map(() => 1))));
+  const questions = [...maps.values()];
+  const means = questions.map((one) => average(one.maps, one.maps.map(() => 1)));
+  return weightedMean(means, questions.map((one) => one.weight));
 }
 
 // The mean of a map inside each region of a group; NaN for a region without pixels.
