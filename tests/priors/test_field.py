@@ -136,6 +136,24 @@ def test_a_large_region_is_filled_as_by_a_direct_solution(kind, dtype):
     assert torch.equal(GaussianFieldPrior().conditional_mean(noise, windows)[..., mask], filled)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-25])
+@pytest.mark.parametrize("lengths", [None, (10.0, 3.0), (1e4, 1e3)])
+def test_smooth_fields_and_tiny_values_are_filled_in_single_precision(lengths, scale):
+    space = (70, 60)
+    image, prior = scale * make_images(1, 2, *space)[0].float(), make_field(lengths, 2)
+    if prior.mean is not None:
+        prior.mean = torch.zeros(2, dtype=torch.float64)
+    disc = torch.from_numpy((np.indices((40, 40)) - 20.0)[0:2]).square().sum(0) < 400
+    corner = np.array([[9, 11]])
+    for hidden in (None, disc[None]):
+        windows = PlacedWindows(space, (40, 40), corner, hidden)
+        found = prior.conditional_mean(image, windows).double()
+        exact = prior.conditional_mean(image.double(), windows)
+        inside = torch.ones(40, 40).bool() if hidden is None else disc
+        allowed = 1e-4 * float(image.max() - image.min())
+        torch.testing.assert_close(found[..., inside], exact[..., inside], rtol=0, atol=allowed)
+
+
 @pytest.mark.parametrize("shape", [(100, 6, 7), (2, 1), (2, 1, 1), (1, 1, 5), (1, 2, 1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_many_channels_tiny_inputs_and_half_precision(shape, dtype):
