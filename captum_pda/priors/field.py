@@ -74,7 +74,7 @@ class GaussianFieldPrior(BlurredContext):
     """
 
     #: Raised whenever the same arguments give other fills.
-    version = 1
+    version = 2
 
     def __init__(self) -> None:
         #: The length l of the precision 1/l^2 + L + b^2 L^2, in pixels; infinite without a fit.
