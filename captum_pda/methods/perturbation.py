@@ -36,8 +36,8 @@ from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_k
 from captum_pda.priors import PatchPrior, prior_settings
 from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.regions.choice import Extents, OwnRegions
-from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.protocol import Windows
+from captum_pda.regions.random_sets import RandomSets
 from captum_pda.regions.superpixels import Granularities
 from captum_pda.regions.windows import Scales
 from captum_pda.running.ask import Asker
@@ -287,7 +287,7 @@ def _evidence_part(
     and what was not sampled is certain: its standard error is 0. What regions add to random sets is
     read from the scores of all sets."""
     regions, scores, drawn, errors = part.regions, known.scores, known.n_drawn, known.errors
-    if isinstance(regions, Coalitions):
+    if isinstance(regions, RandomSets):
         reference, added, error = regions.fit(scores, drawn > 0)
         regions, scores = regions.regions, reference.unsqueeze(1) + added
         asked = (drawn > 0).any(dim=1, keepdim=True).to(drawn.dtype)

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import Context, contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
+from captum_pda.regions.random_sets import RandomSets
 from captum_pda.regions.superpixels import Granularities, Superpixels, check_granularities
 from captum_pda.regions.windows import (
     LARGE_SIDE,
@@ -138,7 +138,7 @@ def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
             )
     return tuple(
         tuple(
-            Coalitions(regions, n_sets // len(sizes), seed)  # type: ignore[arg-type]
+            RandomSets(regions, n_sets // len(sizes), seed)  # type: ignore[arg-type]
             for seed, regions in enumerate(sizes)
         )
         for sizes in sets

@@ -18,9 +18,9 @@ from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import EmptyContext, prior_for
 from captum_pda.regions.choice import choose_regions
-from captum_pda.regions.coalitions import Coalitions
 from captum_pda.regions.contexts import CONTEXTS, Context
 from captum_pda.regions.protocol import Regions, Windows, box_values, inside_regions
+from captum_pda.regions.random_sets import RandomSets
 from captum_pda.running.sampling import Sampling, StoppingRule
 
 #: From a prior, an example (C, *space), windows and the sampling to fills (S, W, C, *window).
@@ -127,7 +127,7 @@ def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
     # Sets of regions change the whole input, where no other engine has less to do.
     densely = replace(place, engine=DenseEngine())
     return tuple(
-        Part(densely if isinstance(each, Coalitions) else place, tensor, each, CONTEXTS[context])
+        Part(densely if isinstance(each, RandomSets) else place, tensor, each, CONTEXTS[context])
         for context, sets in choose_regions(place.call.inputs, **arguments).items()
         for tensor, sizes in enumerate(sets)
         for each in sizes

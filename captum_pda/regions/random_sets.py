@@ -1,4 +1,4 @@
-"""Coalitions: random sets of regions that are shown together, and what each region adds to them."""
+"""Random sets of regions that are shown together, and what each region adds to them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEN_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 RIDGE = 10.0
 
 
-class Coalitions:
+class RandomSets:
     """Random sets of the regions of a mask. Of each set only its members are seen.
 
     What a region adds to the others is read from the scores f_k of all sets by ridge regression,
@@ -40,8 +40,8 @@ class Coalitions:
 
     Example::
 
-        >>> coalitions = Coalitions(Superpixels(images, 60), 200)
-        >>> coalitions.seen.shape
+        >>> sets = RandomSets(Superpixels(images, 60), 200)
+        >>> sets.seen.shape
         (200, 58)
     """
 
@@ -62,7 +62,7 @@ class Coalitions:
         )[:count]
 
     def __repr__(self) -> str:
-        return f"Coalitions({self.count} sets of {self.regions!r})"
+        return f"RandomSets({self.count} sets of {self.regions!r})"
 
     def __len__(self) -> int:
         return self.count
@@ -106,7 +106,7 @@ class Coalitions:
             "seen_shares": SEEN_SHARES,
             "ridge": RIDGE,
         }
-        return {"kind": "Coalitions", **shares, "regions": self.regions.settings()}
+        return {"kind": "RandomSets", **shares, "regions": self.regions.settings()}
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each region adds, from scores (N, sets, columns) of the sets that are known.

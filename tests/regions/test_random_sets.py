@@ -8,9 +8,9 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import PDA, EfficientPDA, SampledPDA, WindowEvidence
-from captum_pda.regions.coalitions import RIDGE, Coalitions
 from captum_pda.regions.contexts import contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions
+from captum_pda.regions.random_sets import RIDGE, RandomSets
 
 IMAGE = make_images(1, 3, 6, 4)
 MASK = torch.arange(6)[:, None] // 2 * 2 + torch.arange(4)[None] // 2  # six regions
@@ -19,7 +19,7 @@ TOO_FEW = 149
 
 def sets_of(n_regions: int = 6, count: int = 200) -> np.ndarray:
     mask = torch.arange(n_regions).reshape(1, n_regions, 1)
-    return Coalitions(FeatureMaskRegions(mask), count).seen
+    return RandomSets(FeatureMaskRegions(mask), count).seen
 
 
 @pytest.mark.parametrize("target", [0, 2])
@@ -38,23 +38,23 @@ def test_what_regions_add_is_that_of_the_oracle(target):
 
 def test_what_is_linear_in_the_regions_is_found_up_to_the_penalty():
     regions = FeatureMaskRegions(torch.arange(8).reshape(1, 8, 1))
-    coalitions = Coalitions(regions, 1000)
+    sets = RandomSets(regions, 1000)
     truth = torch.linspace(-2, 3, 8, dtype=torch.float64)
-    scores = 5 + torch.from_numpy(coalitions.seen - 0.5) @ truth
+    scores = 5 + torch.from_numpy(sets.seen - 0.5) @ truth
     known = torch.ones(1, 1000, dtype=torch.bool)
-    centre, added, _ = coalitions.fit(scores.reshape(1, -1, 1), known)
+    centre, added, _ = sets.fit(scores.reshape(1, -1, 1), known)
     torch.testing.assert_close(added[0, :, 0], truth, rtol=0, atol=0.2)
     torch.testing.assert_close(centre, centre.new_full((1, 1), 5), rtol=0, atol=0.1)
     torch.testing.assert_close(
-        coalitions.average(scores.unsqueeze(0)), added.reshape(1, 8, 1), rtol=0, atol=1e-12
+        sets.average(scores.unsqueeze(0)), added.reshape(1, 8, 1), rtol=0, atol=1e-12
     )
 
 
 def test_its_standard_error_is_the_spread_over_noise():
     regions = FeatureMaskRegions(torch.arange(5).reshape(1, 5, 1))
-    coalitions = Coalitions(regions, 200)
+    sets = RandomSets(regions, 200)
     noise = torch.randn(400, 200, 1, generator=torch.Generator().manual_seed(0)).double()
-    _, added, errors = coalitions.fit(noise, torch.ones(400, 200, dtype=torch.bool))
+    _, added, errors = sets.fit(noise, torch.ones(400, 200, dtype=torch.bool))
     torch.testing.assert_close(errors.mean(0), added.std(0), rtol=0.15, atol=0)
 
 
@@ -177,5 +177,5 @@ def test_a_thorough_map_shows_sets_of_several_granularities():
     evidence = PDA(model).evidence(image, effort="thorough")
     random = evidence.in_context("random").parts
     assert [part.size for part in random] == [(45,), (60,), (75,), (90,)]
-    sets = [Coalitions(part.regions, 100, seed).seen for seed, part in enumerate(random)]
+    sets = [RandomSets(part.regions, 100, seed).seen for seed, part in enumerate(random)]
     assert len({each[:, :20].tobytes() for each in sets}) == 4  # each has sets of its own
