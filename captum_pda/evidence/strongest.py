@@ -36,6 +36,9 @@ CLOSE_SHARE = 0.15
 #: A region whose every answer is less than this share of what the map has inside it is not listed:
 #: regions of other sizes make the map there, and one of them is listed.
 OWN_SHARE = 0.25
+#: A region that shares at most this part of its pixels with those listed before is listed without
+#: them; with a larger part, it is not listed.
+SHARED_PART = 0.1
 #: A map whose standard deviation is a smaller share of its largest value is flat.
 FLAT = 1e-6
 #: How many values of regions are read from the map at once.
@@ -47,8 +50,8 @@ class StrongRegion:
     """A region that is listed because of the map, and the answers to each question about it.
 
     Args:
-        pixels: which pixels belong to it, (*space).
-        value: the mean of the map inside it; its sign and order in the list are those of the map.
+        pixels: which pixels belong to it, (*space), less the few that a region listed before has.
+        value: the mean of the map inside them; its sign and order in the list are the map's.
         seen: P(c) with everything seen, or the raw output.
         evidence: what it says in each context that was asked, in the measure's unit.
         changed: P(c) with the region changed, in each of these contexts, or the raw output.
@@ -132,9 +135,11 @@ def strongest_regions(
     """The regions with the strongest evidence for ``target``, and those against it.
 
     The map decides: a region counts by the mean of the map inside it. Listed regions do not
-    overlap. There may be fewer than ``n``, as only regions that do speak for the class (or against
-    it) are listed. Of several sizes, those are listed that have about a 25th of the input; where
-    such a region says next to nothing itself, the region of another size that makes the map there.
+    overlap: one that shares up to a tenth of its pixels with those before is listed without these,
+    though its answers are about all of it. There may be fewer than ``n``, as only regions that do
+    speak for the class (or against it) are listed. Of several sizes, those are listed that have
+    about a 25th of the input; where such a region says next to nothing itself, the region of
+    another size that makes the map there.
 
     Args:
         evidence: with one input tensor.
@@ -178,13 +183,13 @@ def strongest_regions(
     prediction = evidence.outputs.prediction(target)
     seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
     lists: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
-    for listed, kind in zip(lists, _strongest_in(values.shape, sizes, example, n), strict=True):
-        for place, (size, row, pixels) in enumerate(kind):
-            number, value = int(size.numbers[row]), float(size.means[row])
+    for listed, kind in zip(lists, _strongest_in(values, sizes, example, n), strict=True):
+        for place, (size, row, pixels, value) in enumerate(kind):
+            number = int(size.numbers[row])
             own_parts = [one for one, part in enumerate(parts) if part.regions == size.regions]
             each = np.array([one[pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
-            following = place + 1 < len(kind) and kind[place + 1][0].means[kind[place + 1][1]]
+            following = kind[place + 1].value if place + 1 < len(kind) else 0.0
             listed.append(
                 StrongRegion(
                     pixels,
@@ -214,11 +219,8 @@ def regions_of_map(
     numbers, means = means_inside(regions, 0, plain)
     size = _Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
     speak_for, speak_against = (
-        [
-            StrongRegion(pixels, float(means[row]), math.nan, {}, {}, False, measure)
-            for _, row, pixels in kind
-        ]
-        for kind in _strongest_in(plain.shape, [size], 0, n)
+        [StrongRegion(one.pixels, one.value, math.nan, {}, {}, False, measure) for one in kind]
+        for kind in _strongest_in(plain, [size], 0, n)
     )
     return speak_for, speak_against
 
@@ -234,27 +236,46 @@ class _Size(NamedTuple):
     carried: Pixels
 
 
+class _Chosen(NamedTuple):
+    """A region of a list: its size, its row there, the pixels that no region before it has, and the
+    mean of the map inside these."""
+
+    size: _Size
+    row: int
+    pixels: Pixels
+    value: float
+
+
 def _strongest_in(
-    space: tuple[int, ...], sizes: Sequence[_Size], example: int, n: int
-) -> tuple[list[tuple[_Size, int, Pixels]], list[tuple[_Size, int, Pixels]]]:
-    """The regions with the highest and the lowest means of a map, which do not overlap: the size,
-    the row in it, and the pixels of each."""
+    values: Floats, sizes: Sequence[_Size], example: int, n: int
+) -> tuple[list[_Chosen], list[_Chosen]]:
+    """The regions with the highest and the lowest means of a map (*space), which do not overlap."""
     preferred = listed_regions([size.regions for size in sizes], example)
     first = next(place for place, size in enumerate(sizes) if size.regions == preferred)
     strength = np.abs(sizes[first].means)
     queue = [(-one, first, row, False) for row, one in enumerate(strength.tolist())]
     heapq.heapify(queue)
-    chosen: tuple[list[tuple[_Size, int, Pixels]], ...] = ([], [])
-    taken = np.zeros(space, dtype=np.bool_)
+    chosen: tuple[list[_Chosen], list[_Chosen]] = ([], [])
+    taken = np.zeros(values.shape, dtype=np.bool_)
     while queue and -queue[0][0] > LEAST_SHARE * strength.max():
-        _, place, row, is_replacement = heapq.heappop(queue)
+        expected, place, row, is_replacement = heapq.heappop(queue)
         size = sizes[place]
-        is_negative = bool(size.means[row] < 0)
+        value = float(size.means[row])
+        is_negative = value < 0
         if len(chosen[is_negative]) == n:
             continue
-        pixels = pixels_of(size.regions, example, int(size.numbers[row]), space)
-        if (taken & pixels).any():
+        pixels = pixels_of(size.regions, example, int(size.numbers[row]), values.shape)
+        shared = pixels & taken
+        if shared.sum() > SHARED_PART * pixels.sum():
             continue
+        if shared.any():
+            pixels &= ~taken
+            value = float(values[pixels].mean())
+            if (value < 0) != is_negative:
+                continue
+            if abs(value) < -expected:  # others may be stronger than what is left of it
+                heapq.heappush(queue, (-abs(value), place, row, is_replacement))
+                continue
         if not size.carried[row] and not is_replacement:
             # Of all regions with the same sign, what they say times the share of them that is here.
             here = [
@@ -268,8 +289,10 @@ def _strongest_in(
                 heapq.heappush(queue, (-abs(sizes[best].means[other_row]), best, other_row, True))
                 continue
         taken |= pixels
-        chosen[is_negative].append((size, row, pixels))
-    return chosen[0], chosen[1]
+        chosen[is_negative].append(_Chosen(size, row, pixels, value))
+    for kind in chosen:  # what is left of a region may be stronger than all of it
+        kind.sort(key=lambda one: -abs(one.value))
+    return chosen
 
 
 def listed_regions(

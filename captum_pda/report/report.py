@@ -23,7 +23,10 @@ from captum_pda.evidence.strongest import (
     CLOSE_SHARE,
     LEAST_SHARE,
     OWN_SHARE,
+    SHARED_PART,
+    StrongRegion,
     listed_regions,
+    pixels_of,
     strongest_regions,
 )
 from captum_pda.evidence.together import Interactions
@@ -193,6 +196,7 @@ def write_report(
                 "least_share": LEAST_SHARE,
                 "close_share": CLOSE_SHARE,
                 "own_share": OWN_SHARE,
+                "shared_part": SHARED_PART,
             },
         }
         shown = []
@@ -434,6 +438,7 @@ def _listed(
             {
                 "group": places[cast(Regions, region.regions)],
                 "region": region.number,
+                "lost": _lost(region, number),
                 "value": region.value,
                 "answers": region.answers(),
             }
@@ -441,6 +446,13 @@ def _listed(
         ]
         for kind, regions in zip(("for", "against"), kinds, strict=True)
     }
+
+
+def _lost(region: StrongRegion, number: int) -> list[int]:
+    """The pixels of a region that it is listed without, as others have them, in reading order."""
+    regions = cast(Regions, region.regions)
+    whole = pixels_of(regions, number, region.number, region.pixels.shape)
+    return np.flatnonzero(whole & ~region.pixels).tolist()
 
 
 def _has_shapes(part: EvidencePart, number: int) -> bool:

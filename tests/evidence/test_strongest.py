@@ -8,7 +8,15 @@ import torch
 from conftest import make_classifier, make_convolutional, make_images
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, strongest_regions
-from captum_pda.evidence.strongest import regions_of_map
+from captum_pda.evidence.strongest import (
+    SHARED_PART,
+    _Size,
+    _strongest_in,
+    listed_regions,
+    means_inside,
+    pixels_of,
+    regions_of_map,
+)
 
 
 def checked(evidence, target, **options):
@@ -125,3 +133,66 @@ def test_a_region_that_says_nothing_itself_makes_room_for_the_one_that_makes_the
     assert first.lost == pytest.approx(8 / np.log(2))
     assert (second.corner, second.shape) == ((20, 20), (4, 4))
     assert second.lost > 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "given",
+    [{"superpixels": (6, 20, 50)}, {"scales": (10, 20)}],
+    ids=lambda given: next(iter(given)),
+)
+def test_no_stronger_region_is_left_out_for_a_few_shared_pixels(seed, given):
+    """A region that was replaced by one of another size once kept its neighbours from the list."""
+    image = make_images(1, 3, 40, 48, seed=seed)
+    evidence = EfficientPDA(make_classifier(), engine="dense").evidence(image, **given)
+    random = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:40, :48] / 40
+    values = sum(
+        weight * np.exp(-((rows - y) ** 2 + (columns - x) ** 2) / 0.03)
+        for weight, y, x in zip(random.normal(size=15), *random.random((2, 15)), strict=True)
+    )
+    sizes = []
+    for part in evidence.parts:
+        numbers, means = means_inside(part.regions, 0, values)
+        carried = random.random(len(means)) < 0.7
+        said = np.where(carried, random.random(len(means)), 0)
+        sizes.append(_Size(part.regions, numbers, means, said, carried))
+    preferred = listed_regions([size.regions for size in sizes])
+    size = next(size for size in sizes if size.regions == preferred)
+    kinds = _strongest_in(values, sizes, 0, 3)
+    listed = [one for kind in kinds for one in kind]
+    taken = np.sum([one.pixels for one in listed], axis=0)
+    assert taken.max() == 1
+    for one in listed:
+        whole = pixels_of(one.size.regions, 0, int(one.size.numbers[one.row]), values.shape)
+        assert not (one.pixels & ~whole).any()
+        assert one.pixels.sum() >= (1 - SHARED_PART) * whole.sum()
+        assert one.value == pytest.approx(values[one.pixels].mean())
+    for sign, kind in zip((1, -1), kinds, strict=True):
+        strengths = [sign * one.value for one in kind]
+        assert strengths == sorted(strengths, reverse=True)
+        if len(kind) < 3:
+            continue
+        for row in np.flatnonzero(size.carried):
+            if any(one.size is size and one.row == row for one in listed):
+                continue
+            pixels = pixels_of(size.regions, 0, int(size.numbers[row]), values.shape)
+            left = pixels & (taken == 0)
+            if left.sum() >= (1 - SHARED_PART) * pixels.sum():
+                both = sign * size.means[row], sign * values[left].mean()
+                assert min(both) <= strengths[-1] + 1e-9
+
+
+def test_a_region_is_listed_without_the_pixels_that_another_has():
+    image = make_images(1, 3, 20, 20)
+    part = (
+        EfficientPDA(make_classifier(), engine="dense")
+        .evidence(image, sliding_window_shapes=10, strides=9)
+        .parts[0]
+    )
+    values = torch.zeros(20, 20)
+    values[:10, :10] = 2.0
+    values[:10, 10:19] = 1.0
+    (first, second, *_), _ = regions_of_map(values, [part.regions], part.outputs.measure)
+    assert (first.corner, first.shape, first.value) == ((0, 0), (10, 10), 2.0)
+    assert (second.corner, second.shape, second.value) == ((0, 10), (10, 9), 1.0)

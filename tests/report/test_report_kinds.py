@@ -13,9 +13,11 @@ from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report import write_report
 
-OWN_LISTS = """() => {
-  const found = view.ownList();
-  const plain = ({ value, answers }) => ({ value, answers });
+#: The lists that the page makes itself, or those that it shows, which Python has made.
+LISTS = """(own) => {
+  const found = own ? view.ownList() : view.listed;
+  const plain = (one) => (
+    { value: one.value, answers: one.answers, pixels: pixelsOf(one, view.photo) });
   return { for: found.for.map(plain), against: found.against.map(plain) };
 }"""
 
@@ -27,11 +29,14 @@ def assert_same_map(page, expected) -> None:
 
 
 def assert_same_lists(page, expected) -> None:
-    shown = page.evaluate(OWN_LISTS)
-    for kind, regions in zip(("for", "against"), expected, strict=True):
-        assert [one["answers"] for one in shown[kind]] == [one.answers() for one in regions]
-        values = [one["value"] for one in shown[kind]]
-        assert values == pytest.approx([one.value for one in regions], rel=1e-3)
+    for own in (True, False):
+        shown = page.evaluate(LISTS, own)
+        for kind, regions in zip(("for", "against"), expected, strict=True):
+            assert [one["answers"] for one in shown[kind]] == [one.answers() for one in regions]
+            values = [one["value"] for one in shown[kind]]
+            assert values == pytest.approx([one.value for one in regions], rel=1e-3)
+            pixels = [np.flatnonzero(one.pixels).tolist() for one in regions]
+            assert [one["pixels"] for one in shown[kind]] == pixels
 
 
 @pytest.mark.slow
@@ -90,10 +95,8 @@ def test_an_example_that_lacks_regions_of_a_mask_is_shown_by_its_own(browser, tm
             assert shown == [printed(answer) for answer in region.answers()]
             line.hover()
             # The region that is looked at has the region's own pixels.
-            own = page.evaluate(
-                "Array.from(view.selected.group.cells, (one) => one === view.selected.region)"
-            )
-            np.testing.assert_array_equal(np.reshape(own, SPACE), region.pixels)
+            own = page.evaluate("pixelsOf(view.selected, view.photo)")
+            np.testing.assert_array_equal(own, np.flatnonzero(region.pixels))
             answers = page.locator("#answers li").all_inner_texts()
             assert answers == [
                 printed(answer) for answer in region.answers() if "uncertain" not in answer

@@ -21,10 +21,11 @@ function readMethods({ header, arrays }) {
         parts: group.parts.map((part) => readPart(part, arrays)),
       };
     });
+    const withGroup = (one) => ({ ...one, group: groups[one.group], lost: new Set(one.lost) });
     const named = (lists) =>
       lists && {
-        for: lists.for.map((one) => ({ ...one, group: groups[one.group] })),
-        against: lists.against.map((one) => ({ ...one, group: groups[one.group] })),
+        for: lists.for.map(withGroup),
+        against: lists.against.map(withGroup),
       };
     return { ...method, groups, listed: method.listed.map(named), pair: named(method.pair) };
   });
@@ -278,35 +279,53 @@ function saidByRegions(groups, contexts, question, map, photo, ownShare) {
 
 // The regions with the strongest evidence for and against, as the map has them: what
 // strongest_regions of the Python side lists. Those of the first size are preferred; where one says
-// next to nothing itself, the region that makes the map there is listed.
-function strongestRegions(sizes, first, photo, { count, least_share: leastShare }) {
+// next to nothing itself, the region that makes the map there is listed. A region that shares a small
+// part of its pixels with those listed before is listed without these, its lost pixels.
+function strongestRegions(sizes, first, map, photo, limits) {
+  const { count, least_share: leastShare, shared_part: sharedPart } = limits;
   const before = (a, b) => b.strength - a.strength || a.place - b.place || a.region - b.region;
-  const entry = (place, region, replaces = false) => (
-    { place, region, replaces, strength: Math.abs(sizes[place].means[region]) });
+  const entry = (place, region, replaces = false, value = sizes[place].means[region]) => (
+    { place, region, replaces, strength: Math.abs(value) });
   const queue = Array.from(sizes[first].means, (_, region) => entry(first, region))
     .filter(({ strength }) => Number.isFinite(strength))
     .sort(before);
   const least = queue.length ? leastShare * queue[0].strength : 0;
   const chosen = { for: [], against: [] };
   const taken = new Uint8Array(photo.height * photo.width);
+  const insert = (own, k) => {
+    const at = queue.findIndex((one, place) => place > k && before(own, one) < 0);
+    queue.splice(at < 0 ? queue.length : at, 0, own);
+  };
   for (let k = 0; k < queue.length && queue[k].strength > least; k += 1) {
-    const { place, region, replaces } = queue[k];
+    const { place, region, replaces, strength } = queue[k];
     const { group, means, carried } = sizes[place];
     const sign = Math.sign(means[region]);
     const kind = chosen[sign < 0 ? "against" : "for"];
-    const pixels = kind.length === count ? [] : pixelsOf({ group, region }, photo);
-    if (!pixels.length || pixels.some((pixel) => taken[pixel])) continue;
+    const all = kind.length === count ? [] : pixelsOf({ group, region }, photo);
+    const lost = new Set(all.filter((pixel) => taken[pixel]));
+    if (!all.length || lost.size > sharedPart * all.length) continue;
+    const pixels = all.filter((pixel) => !lost.has(pixel));
+    const value = lost.size ? meanOf(map, pixels) : means[region];
+    if (lost.size && Math.sign(value) !== sign) continue;
+    if (lost.size && Math.abs(value) < strength) {
+      insert(entry(place, region, replaces, value), k);
+      continue;
+    }
     const other = carried[region] || replaces ? null : strongestInside(sizes, sign, pixels, photo);
     if (other) {
-      const own = entry(...other, true);
-      const at = queue.findIndex((one, place) => place > k && before(own, one) < 0);
-      queue.splice(at < 0 ? queue.length : at, 0, own);
+      insert(entry(...other, true), k);
       continue;
     }
     pixels.forEach((pixel) => { taken[pixel] = 1; });
-    kind.push({ group, region, value: means[region], carried: carried[region] });
+    kind.push({ group, region, lost, value, carried: carried[region] });
   }
+  for (const kind of Object.values(chosen)) kind.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
   return chosen;
+}
+
+// The mean of a map over some pixels, with 0 for those that are not known.
+function meanOf(map, pixels) {
+  return pixels.reduce((sum, pixel) => sum + (Number.isFinite(map[pixel]) ? map[pixel] : 0), 0) / pixels.length;
 }
 
 // Of the regions with a sign, the one that says most times the share of it that lies in some pixels.
@@ -324,13 +343,14 @@ function strongestInside(sizes, sign, pixels, photo) {
   return found;
 }
 
-function pixelsOf({ group, region }, photo) {
+// The pixels of a region; of a listed one, those that it has not lost.
+function pixelsOf({ group, region, lost = new Set() }, photo) {
   const { top, left, height, width } = boxOf({ group, region });
   const pixels = [];
   for (let y = top; y < top + height; y += 1) {
     for (let x = left; x < left + width; x += 1) {
       const pixel = y * photo.width + x;
-      if (!group.cells || group.cells[pixel] === region) pixels.push(pixel);
+      if ((!group.cells || group.cells[pixel] === region) && !lost.has(pixel)) pixels.push(pixel);
     }
   }
   return pixels;
@@ -339,13 +359,25 @@ function pixelsOf({ group, region }, photo) {
 // Whether regions of other sizes disagree about a region by as much as its value.
 function isUncertain(found, maps, photo) {
   if (maps.length < 2) return false;
+  const pixels = pixelsOf(found, photo);
   const each = maps.map((map) => {
     const own = spread(map);
-    return meansInside(found.group, map, photo)[found.region] / (own <= FLAT * largest(map) ? 1 : own);
+    return meanOf(map, pixels) / (own <= FLAT * largest(map) ? 1 : own);
   });
   const mean = each.reduce((sum, value) => sum + value, 0) / each.length;
   const squares = each.reduce((sum, value) => sum + (value - mean) ** 2, 0);
   return Math.abs(mean) <= Math.sqrt(squares / (each.length - 1));
+}
+
+// The box of the pixels that a listed region has not lost.
+function boxLeft(found, photo) {
+  if (!found.lost.size) return boxOf(found);
+  const pixels = pixelsOf(found, photo);
+  const rows = pixels.map((pixel) => Math.floor(pixel / photo.width));
+  const columns = pixels.map((pixel) => pixel % photo.width);
+  const ends = (places) => places.reduce(([a, b], c) => [Math.min(a, c), Math.max(b, c)], [Infinity, -1]);
+  const [[top, bottom], [left, right]] = [ends(rows), ends(columns)];
+  return { top, left, height: bottom - top + 1, width: right - left + 1 };
 }
 
 function boxOf({ group, region }) {

@@ -191,18 +191,18 @@ function isSame(a, b) {
   return Boolean(a && b && a.group === b.group && a.region === b.region);
 }
 
-// A region's outline: its box, or its own border where it has another shape.
-function regionPath(view, { group, region }, width) {
+// A region's outline: its box, or its own border where it has another shape or has lost pixels.
+function regionPath(view, { group, region, lost = new Set() }, width) {
   const scale = width / view.photo.width;
   const path = new Path2D();
   const { top, left, height: tall, width: wide } = boxOf({ group, region });
-  if (!group.cells) {
+  if (!group.cells && !lost.size) {
     path.rect(left * scale, top * scale, wide * scale, tall * scale);
     return path;
   }
   const own = (y, x) =>
-    y >= 0 && x >= 0 && y < view.photo.height && x < view.photo.width &&
-    group.cells[y * view.photo.width + x] === region;
+    y >= top && x >= left && y < top + tall && x < left + wide && !lost.has(y * view.photo.width + x) &&
+    (!group.cells || group.cells[y * view.photo.width + x] === region);
   const edge = (fromY, fromX, toY, toX) => {
     path.moveTo(fromX * scale, fromY * scale);
     path.lineTo(toX * scale, toY * scale);
@@ -220,16 +220,10 @@ function regionPath(view, { group, region }, width) {
 }
 
 // A place inside a region, near its middle: the pixel of it that is nearest to its mean.
-function insideOf(view, { group, region }) {
-  const box = boxOf({ group, region });
-  if (!group.cells) return middle(box);
+function insideOf(view, found) {
+  if (!found.group.cells) return middle(boxOf(found));
   const { width } = view.photo;
-  const pixels = [];
-  for (let y = box.top; y < box.top + box.height; y += 1) {
-    for (let x = box.left; x < box.left + box.width; x += 1) {
-      if (group.cells[y * width + x] === region) pixels.push([y, x]);
-    }
-  }
+  const pixels = pixelsOf(found, view.photo).map((pixel) => [Math.floor(pixel / width), pixel % width]);
   const [my, mx] = [0, 1].map((axis) => pixels.reduce((sum, at) => sum + at[axis], 0) / pixels.length);
   const far = ([y, x]) => (y - my) ** 2 + (x - mx) ** 2;
   const [y, x] = pixels.reduce((a, b) => (far(b) < far(a) ? b : a));

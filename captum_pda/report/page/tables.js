@@ -25,7 +25,7 @@ class Tables {
       this.view.select(found);
       this.changed();
     };
-    const where = placeWords(boxOf(found), this.view.photo);
+    const where = placeWords(boxLeft(found, this.view.photo), this.view.photo);
     const made = element(
       "li",
       { onpointerenter: look, onclick: look },
