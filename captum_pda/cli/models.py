@@ -220,7 +220,8 @@ def _transformers(name: str) -> Classifier:
 def _own(name: str) -> Classifier:
     """What a function returns: a model, with its transform, labels and kind of output if given.
 
-    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation.
+    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation; for
+    a model of one channel they are grey, with the mean of these over the colours.
     """
     module, _, function_name = name.partition(":")
     folder = os.getcwd()
@@ -261,7 +262,9 @@ def _own(name: str) -> Classifier:
     channels = next((one.in_channels for one in layers), 3)
     takes_values = transform is not None
     if transform is None:
-        transform = optional_module("torchvision.models").ResNet18_Weights.DEFAULT.transforms()
+        grey = {"mean": (0.449,), "std": (0.226,)} if channels == 1 else {}
+        models = optional_module("torchvision.models")
+        transform = models.ResNet18_Weights.DEFAULT.transforms(**grey)
     preprocessing = Preprocessing(transform, takes_values, channels)
     names = tuple(str(label) for label in labels) if labels is not None else ()
     return Classifier(name, preprocessing, lambda: model, name, names, kind or "")
