@@ -11,7 +11,7 @@ import argparse
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,7 +86,7 @@ class PhotoWriter:
         settings = {**self.settings, **record.settings, "weights": self.classifier.weights}
         settings |= {"prior_file": str(self.options.prior), "summary": summary_row(explanation)}
         if "picture" in files:
-            figure = draw_picture(explanation, self.classifier)
+            figure = draw_picture(explanation, self.classifier, voxel(explanation, settings))
             write_figure(files["picture"], figure, self.overwrite)
         if "volume" in files:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
@@ -120,9 +120,6 @@ class PhotoWriter:
         answers, labels = [answer.classes for answer in explanation.answers], explanation.labels
         is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
         pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None
-        spacing = None
-        if settings.get("affine") is not None and not is_flat:
-            spacing = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0).tolist()
         colours = self.classifier.preprocessing.colours(explanation.image)
         page = write_report(
             {explanation.method.partition(",")[0]: evidence},
@@ -131,7 +128,7 @@ class PhotoWriter:
             *colours,
             title=title,
             truth=true_class(photo, labels),
-            spacing=spacing,
+            spacing=voxel(explanation, settings),
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
             settings=settings,
@@ -140,9 +137,19 @@ class PhotoWriter:
         return str(page).encode()
 
 
-def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
+def voxel(explanation: Explanation, settings: Mapping[str, Any]) -> list[float] | None:
+    """The extent of a volume's voxels in mm, where it is known."""
+    if settings.get("affine") is None or explanation.image.dim() != 5:
+        return None
+    sides = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0)
+    return sides.tolist() if (np.isfinite(sides) & (sides > 0)).all() else None
+
+
+def draw_picture(
+    explanation: Explanation, classifier: Classifier, spacing: Sequence[float] | None = None
+) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
-    one scale."""
+    one scale. ``spacing`` is the extent of a volume's voxels."""
     mean, std = classifier.preprocessing.colours(explanation.image)
     evidence, (first, *others) = explanation.evidence, explanation.answers
     is_volume = explanation.image.dim() != 4
@@ -164,6 +171,7 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             n=LISTED_REGIONS,
             mean=mean,
             std=std,
+            spacing=spacing,
             note=explanation.method,
             use_pyplot=False,
         )
