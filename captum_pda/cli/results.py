@@ -36,7 +36,7 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.evidence.strongest import StrongRegion, regions_that_tell
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
@@ -46,9 +46,6 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-#: Regions are not listed that all say less than this, in bits, or less than this share of what the
-#: strongest one says.
-LEAST_BITS, LEAST_SHARE = 0.01, 0.02
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -283,7 +280,6 @@ def predictions_in_words(answer: Answer, explanation: Explanation, between: str)
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Each question, the map's test, and each region that is listed with its answers."""
     measure = explanation.measure
-    least = LEAST_BITS if measure.needs_probabilities else 0.0
     for answer in explanation.answers:
         total = ""
         if answer.total is not None:
@@ -293,26 +289,14 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"Why {answer.name} ({chances})?{total}"
         if answer.test is not None:
             yield f"  {answer.test}"
-        lines = regions_in_words(answer.speak_for, answer.speak_against)
-        regions = [*answer.speak_for, *answer.speak_against]
-        strongest = max(map(_strength, regions), default=0.0)
-        if strongest <= least:
-            within = f", to within {least} {measure.unit}" if least else ""
-            yield f"  no region says anything{within}"
-            continue
-        for line, region in zip(lines, regions, strict=True):
-            if _strength(region) > LEAST_SHARE * strongest:
-                yield f"  {line} ({place(region)})"
+        kinds = regions_that_tell(answer.speak_for, answer.speak_against)
+        places = [f" ({place(region)})" for kind in kinds for region in kind] or [""]
+        for line, where in zip(regions_in_words(measure, *kinds), places, strict=True):
+            yield f"  {line}{where}"
     if explanation.roi is not None:
         share = float(explanation.roi.float().mean())
         yield f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere."
     yield from explanation.decided
-
-
-def _strength(region: StrongRegion) -> float:
-    """The largest answer to a question about a region, without its sign."""
-    answers = (region.value, region.lost, region.alone)
-    return max(abs(answer) for answer in answers if answer is not None)
 
 
 def place(region: StrongRegion) -> str:
