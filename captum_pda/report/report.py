@@ -27,6 +27,7 @@ from captum_pda.evidence.strongest import (
     StrongRegion,
     listed_regions,
     pixels_of,
+    regions_that_tell,
     strongest_regions,
 )
 from captum_pda.evidence.together import Interactions
@@ -432,7 +433,7 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    kinds = strongest_regions(evidence, column, N_LISTED, second, number)
+    kinds = regions_that_tell(*strongest_regions(evidence, column, N_LISTED, second, number))
     return {
         kind: [
             {
