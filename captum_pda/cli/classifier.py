@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from captum_pda.cli.photos import Array
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
 from captum_pda.errors import warn_user
+from captum_pda.files import counted
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.outputs import OUTPUT_KINDS, scores_of
 
@@ -159,8 +160,8 @@ class Classifier:
         labels = self.labels or default_labels(scores.shape[1])
         if len(labels) != scores.shape[1]:
             raise CommandError(
-                f"there are {len(labels)} labels for a model of {scores.shape[1]} classes; write "
-                "one per line"
+                f"{counted(len(labels), 'label')} for a model of "
+                f"{counted(scores.shape[1], 'class', 'classes')}; write one per line"
             )
         kind = output_kind(output or self.output, model, image)
         return replace(self, model=model, labels=labels, output=kind)

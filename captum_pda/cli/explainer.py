@@ -319,7 +319,7 @@ class PhotoExplainer:
 
 def sizes_in_words(regions: Sequence[Regions]) -> str:
     """The sizes of regions: "12, 25, 60 superpixels", or "windows of 16, 32 px"."""
-    sides = ", ".join(map(str, dict.fromkeys(max(one.size) for one in regions)))
+    sides = ", ".join(map(str, sorted({max(one.size) for one in regions})))
     is_superpixels = any(isinstance(one, Superpixels) for one in regions)
     return f"{sides} superpixels" if is_superpixels else f"windows of {sides} px"
 

@@ -44,6 +44,8 @@ WHAT_IT_RETURNS = (
 )
 #: Where training scripts put the weights in a larger checkpoint.
 NESTED = ("state_dict", "model_state_dict", "model_state", "model")
+#: The weights of a detector that have a row for each class.
+DETECTED = "roi_heads.box_predictor.cls_score.weight"
 #: What wrappers put before every name.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
@@ -64,7 +66,8 @@ def choose_model(name: str, weights: Path | None = None, labels: Path | None = N
         chosen, untrained = (_timm if name.startswith(TIMM) else _torchvision)(name)
         if weights is not None:
             own = partial(from_checkpoint, untrained, weights, name)
-            chosen = replace(chosen, load=own, weights=str(weights), labels=())
+            names = _detected(chosen, weights)
+            chosen = replace(chosen, load=own, weights=str(weights), labels=names)
     return chosen if labels is None else replace(chosen, labels=read_labels(labels))
 
 
@@ -118,7 +121,7 @@ def _torchvision(given: str) -> FromLibrary:
     def untrained(state: Mapping[str, Tensor], **settings: Any) -> Any:
         if name in detectors:
             settings = {"weights_backbone": None}
-            rows = state.get("roi_heads.box_predictor.cls_score.weight")
+            rows = state.get(DETECTED)
             if rows is not None:
                 settings["num_classes"] = len(rows)
         elif name in ("googlenet", "inception_v3"):
@@ -131,6 +134,16 @@ def _torchvision(given: str) -> FromLibrary:
     labels = tuple(weights.meta["categories"])
     preprocessing = Preprocessing(transform)
     return Classifier(name, preprocessing, pretrained, str(weights), labels, "logits"), untrained
+
+
+def _detected(chosen: Classifier, weights: Path) -> tuple[str, ...]:
+    """The names of what a detector of torchvision finds, where a file has as many classes; of
+    classifiers, the loaded model says how many there are."""
+    models = optional_module("torchvision.models")
+    if chosen.name not in models.list_models(module=models.detection):
+        return ()
+    rows = read_checkpoint(weights).get(DETECTED)
+    return chosen.labels if rows is None or len(rows) == len(chosen.labels) else ()
 
 
 def _default_model() -> FromLibrary:
@@ -220,7 +233,8 @@ def _transformers(name: str) -> Classifier:
 def _own(name: str) -> Classifier:
     """What a function returns: a model, with its transform, labels and kind of output if given.
 
-    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation.
+    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation; for
+    a model of one channel they are grey, with the mean of these over the colours.
     """
     module, _, function_name = name.partition(":")
     folder = os.getcwd()
@@ -261,7 +275,9 @@ def _own(name: str) -> Classifier:
     channels = next((one.in_channels for one in layers), 3)
     takes_values = transform is not None
     if transform is None:
-        transform = optional_module("torchvision.models").ResNet18_Weights.DEFAULT.transforms()
+        grey = {"mean": (0.449,), "std": (0.226,)} if channels == 1 else {}
+        models = optional_module("torchvision.models")
+        transform = models.ResNet18_Weights.DEFAULT.transforms(**grey)
     preprocessing = Preprocessing(transform, takes_values, channels)
     names = tuple(str(label) for label in labels) if labels is not None else ()
     return Classifier(name, preprocessing, lambda: model, name, names, kind or "")

@@ -11,7 +11,7 @@ import argparse
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,7 +36,7 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.evidence.strongest import StrongRegion, regions_that_tell
 from captum_pda.evidence.words import with_unit
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
@@ -46,9 +46,6 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-#: Regions are not listed that all say less than this, in bits, or less than this share of what the
-#: strongest one says.
-LEAST_BITS, LEAST_SHARE = 0.01, 0.02
 ROWS = ("upper", "middle", "lower")
 COLUMNS = ("left", "middle", "right")
 
@@ -86,7 +83,7 @@ class PhotoWriter:
         settings = {**self.settings, **record.settings, "weights": self.classifier.weights}
         settings |= {"prior_file": str(self.options.prior), "summary": summary_row(explanation)}
         if "picture" in files:
-            figure = draw_picture(explanation, self.classifier)
+            figure = draw_picture(explanation, self.classifier, voxel(explanation, settings))
             write_figure(files["picture"], figure, self.overwrite)
         if "volume" in files:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
@@ -120,9 +117,6 @@ class PhotoWriter:
         answers, labels = [answer.classes for answer in explanation.answers], explanation.labels
         is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
         pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None
-        spacing = None
-        if settings.get("affine") is not None and not is_flat:
-            spacing = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0).tolist()
         colours = self.classifier.preprocessing.colours(explanation.image)
         page = write_report(
             {explanation.method.partition(",")[0]: evidence},
@@ -131,7 +125,7 @@ class PhotoWriter:
             *colours,
             title=title,
             truth=true_class(photo, labels),
-            spacing=spacing,
+            spacing=voxel(explanation, settings),
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
             settings=settings,
@@ -140,9 +134,19 @@ class PhotoWriter:
         return str(page).encode()
 
 
-def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
+def voxel(explanation: Explanation, settings: Mapping[str, Any]) -> list[float] | None:
+    """The extent of a volume's voxels in mm, where it is known."""
+    if settings.get("affine") is None or explanation.image.dim() != 5:
+        return None
+    sides = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0)
+    return sides.tolist() if (np.isfinite(sides) & (sides > 0)).all() else None
+
+
+def draw_picture(
+    explanation: Explanation, classifier: Classifier, spacing: Sequence[float] | None = None
+) -> Figure:
     """One answer with its regions and its test; or the photo, and the maps of several answers on
-    one scale."""
+    one scale. ``spacing`` is the extent of a volume's voxels."""
     mean, std = classifier.preprocessing.colours(explanation.image)
     evidence, (first, *others) = explanation.evidence, explanation.answers
     is_volume = explanation.image.dim() != 4
@@ -164,6 +168,7 @@ def draw_picture(explanation: Explanation, classifier: Classifier) -> Figure:
             n=LISTED_REGIONS,
             mean=mean,
             std=std,
+            spacing=spacing,
             note=explanation.method,
             use_pyplot=False,
         )
@@ -275,7 +280,6 @@ def predictions_in_words(answer: Answer, explanation: Explanation, between: str)
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Each question, the map's test, and each region that is listed with its answers."""
     measure = explanation.measure
-    least = LEAST_BITS if measure.needs_probabilities else 0.0
     for answer in explanation.answers:
         total = ""
         if answer.total is not None:
@@ -285,26 +289,14 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield f"Why {answer.name} ({chances})?{total}"
         if answer.test is not None:
             yield f"  {answer.test}"
-        lines = regions_in_words(answer.speak_for, answer.speak_against)
-        regions = [*answer.speak_for, *answer.speak_against]
-        strongest = max(map(_strength, regions), default=0.0)
-        if strongest <= least:
-            within = f", to within {least} {measure.unit}" if least else ""
-            yield f"  no region says anything{within}"
-            continue
-        for line, region in zip(lines, regions, strict=True):
-            if _strength(region) > LEAST_SHARE * strongest:
-                yield f"  {line} ({place(region)})"
+        kinds = regions_that_tell(answer.speak_for, answer.speak_against)
+        places = [f" ({place(region)})" for kind in kinds for region in kind] or [""]
+        for line, where in zip(regions_in_words(measure, *kinds), places, strict=True):
+            yield f"  {line}{where}"
     if explanation.roi is not None:
         share = float(explanation.roi.float().mean())
         yield f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere."
     yield from explanation.decided
-
-
-def _strength(region: StrongRegion) -> float:
-    """The largest answer to a question about a region, without its sign."""
-    answers = (region.value, region.lost, region.alone)
-    return max(abs(answer) for answer in answers if answer is not None)
 
 
 def place(region: StrongRegion) -> str:

@@ -267,7 +267,11 @@ class WindowEvidence:
 
     def __getitem__(self, examples: int | slice) -> WindowEvidence:
         """The evidence of one example, or of a slice of them; nothing is asked again."""
-        chosen = range(len(self))[examples]  # refuses a number that is out of range
+        try:
+            chosen = range(len(self))[examples]
+        except IndexError:
+            holds = counted(len(self), "example")
+            raise IndexError(f"evidence[{examples}] is out of range; it holds {holds}") from None
         kept = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
         if not kept or kept.step < 0:
             raise ValueError(f"evidence[{examples}] holds no example in order of the batch")

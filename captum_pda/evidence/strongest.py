@@ -30,6 +30,8 @@ Floats = npt.NDArray[np.float64]
 REGION_SHARE = 1 / 25
 #: Regions whose value is a smaller share of the largest one are not listed.
 LEAST_SHARE = 0.02
+#: A region that says no more than this, in bits, says next to nothing.
+LEAST_BITS = 0.01
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
 #: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
@@ -100,6 +102,12 @@ class StrongRegion:
     def alone(self) -> float | None:
         """What it says by itself: its evidence in the empty context, if that was asked."""
         return self.evidence.get("empty")
+
+    @property
+    def tells(self) -> bool:
+        """Whether its value or any answer is more than next to nothing."""
+        strength = max(map(abs, (self.value, *self.evidence.values())))
+        return strength > (LEAST_BITS if self.measure.unit == "bits" else 0.0)
 
     def __str__(self) -> str:
         return "; ".join(self.answers())
@@ -203,6 +211,13 @@ def strongest_regions(
                 )
             )
     return lists
+
+
+def regions_that_tell(*kinds: Sequence[StrongRegion]) -> list[list[StrongRegion]]:
+    """The regions for an output and against it that are told and outlined: none of them where all
+    say next to nothing."""
+    tell = any(region.tells for regions in kinds for region in regions)
+    return [list(regions) if tell else [] for regions in kinds]
 
 
 def regions_of_map(

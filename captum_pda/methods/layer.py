@@ -77,7 +77,7 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         self.layer_name: str | None = None
 
     def __repr__(self) -> str:
-        return method_repr(self, self.prior, layer=self.layer_name or self.layer)
+        return method_repr(self, self.prior, layer=self.layer_name or self.layer or "last")
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

@@ -24,6 +24,7 @@ from captum_pda.evidence.strongest import (
     LEAST_SHARE,
     OWN_SHARE,
     listed_regions,
+    regions_that_tell,
     strongest_regions,
 )
 from captum_pda.evidence.together import Interactions
@@ -428,7 +429,7 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    kinds = strongest_regions(evidence, column, N_LISTED, second, number)
+    kinds = regions_that_tell(*strongest_regions(evidence, column, N_LISTED, second, number))
     return {
         kind: [
             {

@@ -11,7 +11,13 @@ from matplotlib.figure import Figure
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
-from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.strongest import (
+    LEAST_BITS,
+    StrongRegion,
+    regions_that_tell,
+    strongest_regions,
+)
+from captum_pda.model.measures import Measure
 from captum_pda.visualization import drawing
 from captum_pda.visualization.drawing import AGAINST, FOR, USUAL_CHANNELS, Floats, Image, Numbers
 from captum_pda.visualization.space import (
@@ -70,7 +76,7 @@ def visualize_strongest_regions(
             f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
             "spatial dimensions. visualize_explanation draws signals and volumes"
         )
-    kinds = strongest_regions(evidence, target, n, example=example)
+    kinds = regions_that_tell(*strongest_regions(evidence, target, n, example=example))
     shown = drawing.picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
     space = tuple(evidence.inputs[0].shape[2:])
     if shown.shape[:2] != space:
@@ -180,14 +186,15 @@ def visualize_explanation(
     """
     number = evidence.checked_example(example)
     target, name = _named(evidence, target, name, number)
-    kinds = strongest_regions(evidence, target, n, rather_than, number)
+    kinds = regions_that_tell(*strongest_regions(evidence, target, n, rather_than, number))
     found = evidence.attribution(target)
     if rather_than is not None:
         found, test = evidence.contrast(target, rather_than), False
     if test is True and evidence.ask is not None:
         test = evidence.self_test(target, number)
     tests = [test] if isinstance(test, SelfTest) else []
-    words = [*map(str, tests), *regions_in_words(*kinds), *([note] if note else [])]
+    said = regions_in_words(evidence.measure, *kinds)
+    words = [*map(str, tests), *said, *([note] if note else [])]
     label = f"{evidence.measure.label}, weighted mean of all questions"
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
@@ -265,14 +272,16 @@ def _named(
 
 
 def regions_in_words(
-    speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
+    measure: Measure, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
 ) -> list[str]:
-    """A line for each listed region: its number, its kind, and each question with its answer."""
+    """A line for each region: its number, its kind, and each question with its answer; or one line
+    that says that there is none."""
+    within = f", to within {LEAST_BITS} bits" if measure.unit == "bits" else ""
     return [
         f"{number} ({kind}) {region}"
         for kind, regions in (("for", speak_for), ("against", speak_against))
         for number, region in enumerate(regions, start=1)
-    ]
+    ] or [f"no region says anything{within}"]
 
 
 def draw_outlines(

@@ -244,7 +244,7 @@ def test_errors_are_one_line_with_the_next_step(arguments, code, message, capsys
 def test_labels_must_fit_the_model(capsys):
     Path("labels.txt").write_text("one\ntwo\n")
     assert run("cat.png", "--labels", "labels.txt") == 1
-    assert "there are 2 labels for a model of 5 classes" in capsys.readouterr().err
+    assert ": 2 labels for a model of 5 classes; write one" in capsys.readouterr().err
     Path("labels.txt").unlink()
     assert run("cat.png", "--labels", "labels.txt") == 1
     assert "cannot be read" in capsys.readouterr().err

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 from torch import nn
 
+from captum_pda.cli import results
 from captum_pda.cli.classifier import default_labels, find_class
 from captum_pda.cli.main import main
 from captum_pda.cli.usage_errors import UsageError
+from captum_pda.report.index import read_summary
 
 pytestmark = pytest.mark.usefixtures("photo_folder")
 
@@ -110,11 +112,19 @@ def make():
 def test_what_says_nothing_is_no_finding(method, capsys, monkeypatch):
     Path("flat.py").write_text(FLAT)
     monkeypatch.delitem(sys.modules, "flat", raising=False)
-    assert main(["explain", "cat.png", "--model", "flat:make", "--method", method]) == 0
+    drawn = []
+    monkeypatch.setattr(results, "write_figure", lambda path, figure, _: drawn.append(figure))
+    pages = ["--html"] if method == "efficient" else []
+    assert main(["explain", "cat.png", "--model", "flat:make", "--method", method, *pages]) == 0
     said = capsys.readouterr().out
     assert "\n  no region says anything, to within 0.01 bits\n" in said
     assert "(for)" not in said
     assert "(against)" not in said
+    # The picture and the index say the same.
+    if pages:
+        assert "no region says anything, to within 0.01 bits" in drawn[0].get_supxlabel()
+        summary, _ = read_summary(Path("cat.png_evidence.html"))
+        assert summary["for"] is summary["against"] is None
 
 
 def test_words_and_bar_count_the_same_passes(capsys):

@@ -112,3 +112,5 @@ def test_detectors_of_torchvision_by_name(tmp_path, n_classes):
     assert image.shape == (1, 3, 213, 640)
     assert found.model(image).shape == (1, 20)
     assert choose_model(f"torchvision/{name}").labels[18] == "dog"
+    # Another number of classes has other names.
+    assert found.labels[18] == ("dog" if n_classes == 91 else "class 18")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from captum_pda.cli import results
 from captum_pda.cli.main import main
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
@@ -319,6 +320,16 @@ def test_a_volume_is_explained_and_its_map_has_its_affine(own):
     assert explain("scan.nii.gz", "scans:deep", "--raw", "nifti", "--target", "1") == 0
     nifti("scan.nii.gz_evidence.nii.gz")
     assert explain("scan.nii.gz", "scans:deep", "--raw", "nifti", "--target", "1") == 2
+
+
+def test_the_picture_has_voxels_of_the_scan_s_shape(own, monkeypatch):
+    nifti("scan.nii.gz")
+    drawn = []
+    monkeypatch.setattr(results, "write_figure", lambda path, figure, _: drawn.append(figure))
+    assert explain("scan.nii.gz", "scans:deep") == 0
+    ratios = {axes.get_aspect() for axes in drawn[0].axes if axes.images}
+    mm = np.array([2.0, 1.5, 3.0])
+    assert ratios == {mm[1] / mm[2], mm[0] / mm[2], mm[0] / mm[1]}
 
 
 def test_a_transform_that_resamples_says_where(own, capsys):

@@ -168,6 +168,21 @@ def test_a_model_alone_is_prepared_as_for_imagenet():
     sys.modules.pop("own_alone")
 
 
+def test_a_model_of_one_channel_alone_gets_grey_photos():
+    Path("own_grey.py").write_text(
+        "from torch import nn\n\ndef grey():\n    return nn.Sequential(nn.Conv2d(1, 3, 9), "
+        "nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    preprocessing = load_classifier("own_grey:grey").preprocessing
+    white = preprocessing(Image.new("RGB", (300, 260), "white"))
+    assert white.shape == (1, 1, 224, 224)
+    torch.testing.assert_close(white, torch.full_like(white, (1 - 0.449) / 0.226))
+    assert preprocessing.colours(white) == ((0.449,), (0.226,))
+    command = ["explain", "cat.png", "--model", "own_grey:grey", "--quiet", "--no-test"]
+    assert main([*command, "--method", "gradient", "--window", "56"]) == 0
+    sys.modules.pop("own_grey")
+
+
 def test_what_is_wrong_with_a_model_of_one_s_own_is_told(capsys):
     Path("wrong.py").write_text(
         "import torch\n\ndef fails():\n    raise KeyError('weights')\n\n"

@@ -246,6 +246,7 @@ def test_what_is_no_layer_is_refused_at_once(layer):
 def test_without_a_layer_the_last_feature_map_is_found_and_named():
     model = make_classifier()
     pda = LayerPDA(model)
+    assert "layer='last'" in repr(pda)
     found = pda.attribute(IMAGE, target=1)
     assert pda.layer_name == "1"
     assert "layer='1'" in repr(pda)

@@ -137,3 +137,18 @@ def test_methods_can_be_compared(browser, tmp_path):
             assert shown == [printed(answer) for answer in speak_for[0].answers()]
             assert printed(str(evidence.self_test(top))) in page.inner_text("#tested")
         assert page.inner_text("#ticks") == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("space", [(20, 20), (8, 8, 8)])
+def test_the_ticks_of_a_small_scale_differ(browser, tmp_path, space):
+    model = make_classifier(dims=len(space))
+    pda = EfficientPDA(
+        lambda image: model(image) / 1000, ConstantPrior(0.5), output="raw", engine="dense"
+    )
+    evidence = pda.evidence(make_images(1, 3, *space), superpixels=6)
+    with opened(browser, write_report(evidence, tmp_path / "report.html", test=False)) as page:
+        ticks = page.locator("#ticks span").all_inner_texts()
+        assert len(set(ticks)) == 5
+        for scale, half in ((0.03, "+0.015"), (0.002, "+0.0010"), (3e-6, "+1.5e-06"), (9, "+4.50")):
+            assert page.evaluate(f"signed({scale / 2}, {scale})") == half

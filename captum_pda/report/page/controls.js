@@ -96,7 +96,7 @@ class Controls {
     byId("threshold").value = String((100 * choice.threshold) / scale);
     byId("opacity").value = String(100 * choice.opacity);
     byId("opacity-value").textContent = `${Math.round(100 * choice.opacity)}%`;
-    const bound = withUnit(choice.threshold.toFixed(2), measure);
+    const bound = withUnit(sized(choice.threshold, scale), measure);
     byId("threshold-value").textContent = bound;
     byId("threshold").setAttribute("aria-valuetext", bound);
     this.legend();
@@ -149,7 +149,7 @@ class Controls {
   legend() {
     const { scale, choice, measure } = this.view;
     byId("ramp").style.background = scaleGradient(choice.threshold / scale, this.view.header.colours);
-    const ticks = [-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * scale)));
+    const ticks = [-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * scale, scale)));
     byId("ticks").replaceChildren(...ticks);
     const inputs = byId("classes").querySelectorAll("input");
     inputs[choice.first].checked = true;

@@ -2,9 +2,15 @@
 
 const MINUS = "\u2212";
 
-function signed(value, digits = 2) {
+// A size with as many digits as tell half of a scale from the whole, and at least two decimals.
+function sized(size, scale) {
+  if (scale > 0 && scale < 1e-4) return general(size, 2);
+  return size.toFixed(scale > 0 ? Math.max(2, 1 - Math.floor(Math.log10(scale))) : 2);
+}
+
+function signed(value, scale) {
   if (!Number.isFinite(value)) return value > 0 ? "+\u221e" : value < 0 ? `${MINUS}\u221e` : "unknown";
-  const text = Math.abs(value).toFixed(digits);
+  const text = sized(Math.abs(value), scale);
   if (Number(text) === 0) return text;
   return (value < 0 ? MINUS : "+") + text;
 }

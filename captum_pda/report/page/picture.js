@@ -252,6 +252,6 @@ function pictureWords(view) {
   const rather = view.otherName === null ? "" : ` rather than ${isolated(view.otherName)}`;
   return (
     `The photo ${isolated(view.header.title)} with its evidence for ${isolated(view.className)}${rather}, ` +
-    `from ${MINUS}${view.scale.toFixed(2)} to +${view.scale.toFixed(2)} ${view.measure.unit}`
+    `from ${signed(-view.scale, view.scale)} to ${signed(view.scale, view.scale)} ${view.measure.unit}`
   );
 }

@@ -30,7 +30,7 @@ function savedView(view, picture) {
     context.fillStyle = "#55585f";
     for (const share of [-1, -0.5, 0, 0.5, 1]) {
       context.textAlign = share === -1 ? "left" : share === 1 ? "right" : "center";
-      const text = signed(share * view.scale);
+      const text = signed(share * view.scale, view.scale);
       context.fillText(text, margin + (inner * (share + 1)) / 2, top + ramp + 28);
     }
     context.textAlign = "center";

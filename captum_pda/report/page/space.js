@@ -360,7 +360,7 @@ async function start() {
     panels.forEach((panel) => panel.draw());
     const value = space.valueAt(space.index(space.place));
     const unit = header.measure.unit ? ` ${header.measure.unit}` : "";
-    byId("here").textContent = `${placeWords()}: ${signed(value)}${unit} on the map`;
+    byId("here").textContent = `${placeWords()}: ${signed(value, header.scale)}${unit} on the map`;
   };
   const chosen = () => {
     listRows("for", looked);
@@ -383,7 +383,7 @@ async function start() {
     byId("truth").replaceChildren(...right);
   }
   byId("ramp").style.background = scaleGradient(0, header.colours);
-  byId("ticks").replaceChildren(...[-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * header.scale))));
+  byId("ticks").replaceChildren(...[-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * header.scale, header.scale))));
   byId("scale-label").textContent = header.measure.label;
   const asked = header.questions.join("; ");
   byId("scale-words").textContent = header.questions.length > 1 ? `weighted mean of all questions: ${asked}` : asked;
