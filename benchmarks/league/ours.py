@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import captum_pda
-from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
+from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA, TreePDA
 from league.networks import BATCH, Network, Photo
 from league.store import MakeMap, Method
 
@@ -86,6 +86,8 @@ def our_methods(code: str) -> dict[str, Method]:
         "LayerPDA": (LayerPDA, {}),
         "GradientPDA": (GradientPDA, {}),
         "SampledPDA": (SampledPDA, {"n_samples": 3}),
+        "TreePDA 300": (TreePDA, {"n_evaluations": 300}),
+        "TreePDA 1000": (TreePDA, {"n_evaluations": 1000}),
         "EfficientPDA, empty": (EfficientPDA, {"context": "empty"}),
         "EfficientPDA, both": (EfficientPDA, {"context": "both"}),
     }

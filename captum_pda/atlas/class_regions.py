@@ -111,6 +111,12 @@ def cut_regions(
         ...     regions += cut_regions(evidence, husky, name, model)
         >>> atlas = make_atlas(regions, "husky")
     """
+    is_feature_map = all(part.depth != "input" for part in evidence.parts)
+    if is_feature_map and evidence.inputs[0].shape[1] not in (1, 3):
+        raise ValueError(
+            f"evidence is of the feature map of {evidence.parts[0].depth!r}, which holds no crops "
+            "of the photo; give that of PDA(model).evidence(image)"
+        )
     image = evidence.inputs[0]
     kinds = strongest_regions(evidence, target, n)
     found = [region for kind in kinds for region in kind if abs(region.value) >= min_bits]

@@ -480,13 +480,14 @@ class WindowEvidence:
         """Some regions, to ask what the model says with any set of them hidden.
 
         Args:
-            target: the output whose map says which regions are the strongest.
+            target: the output whose map says which regions are the strongest. Default: the most
+                probable one.
             regions: how many of the strongest, of about a 25th of the input each; or the numbers of
                 some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
                 regions of another size.
             example: which one, where the evidence is of several.
         """
-        return coalitions_of(self, target, regions, example)
+        return coalitions_of(self, self._or_top(target, example), regions, example)
 
     def interactions(
         self,
@@ -505,7 +506,8 @@ class WindowEvidence:
             target, regions, example: as in ``coalitions``.
             show_progress: whether a bar says how many passes there are, and how long they take.
         """
-        return ask_interactions(self, target, regions, example, show_progress)
+        own = self._or_top(target, example)
+        return ask_interactions(self, own, regions, example, show_progress)
 
     def sufficient(
         self,
@@ -583,8 +585,14 @@ class WindowEvidence:
                 players are seen).
             show_progress: whether each call shows a progress bar.
         """
-        game = coalitions_of(self, target, regions, example)
-        return RegionGame(game, target, context, show_progress)
+        own = self._or_top(target, example)
+        game = coalitions_of(self, own, regions, example)
+        return RegionGame(game, own, context, show_progress)
+
+    def _or_top(self, target: TargetType, example: int | None) -> TargetType:
+        """The target, or the most probable output where there are several and none is given."""
+        is_given = target is not None or self.outputs.summed or self.scores.shape[1] == 1
+        return target if is_given else self.top(example)
 
     def asker(self) -> Asker:
         """What asks the model further questions."""

@@ -360,7 +360,7 @@ def ask_interactions(
 # Parts that decide the answer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DecidingPart:
     """Some regions that keep an answer by themselves, or whose removal changes it.
 
@@ -423,6 +423,9 @@ class DecidingPart:
 
     def __str__(self) -> str:
         return self.described()
+
+    def __repr__(self) -> str:
+        return f"DecidingPart({self.described()})"
 
 
 @dataclass

@@ -128,8 +128,8 @@ def description(evidence: WindowEvidence) -> str:
         asked.setdefault(question(part), []).append(part.regions.title)
     for words, titles in asked.items():
         lines.append(f"  {words}: {_joined(titles)}")
-    passes = sum(int(part.drawn.sum()) for part in evidence.parts)
-    lines.append(f"  {counted(passes, 'forward pass', 'forward passes')} of regions")
+    n_asked = sum(int((part.drawn > 0).sum()) for part in evidence.parts)
+    lines.append(f"  {counted(n_asked, 'region')} asked")
     return "\n".join(lines)
 
 

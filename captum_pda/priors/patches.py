@@ -364,8 +364,8 @@ class GaussianPatchPrior(BlurredContext):
             if width > size or width == size < extent:
                 raise ValueError(
                     f"a region of {window} leaves nothing to condition on in an outer patch of "
-                    f"{fitted}; use a smaller window, or fit with a patch_size beyond "
-                    f"{max(window)}"
+                    f"{fitted}; use a smaller window, fit with a patch_size beyond "
+                    f"{max(window)}, or use GaussianFieldPrior, which fills regions of any size"
                 )
         patch = np.minimum(fitted, space)
         if self.margin is not None:

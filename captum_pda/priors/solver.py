@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse import csr_array, identity
+from scipy.sparse import csc_array, csr_array, identity
+from scipy.sparse.linalg import splu
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -28,6 +29,8 @@ DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 5e-4
 VALUES_AT_ONCE = 2**19
 #: Iterations after which the solver gives up; photos take 8 to 20, very smooth fields up to 400.
 MAX_ITERATIONS = 5000
+#: Pixels of the largest smooth region that has a sparse factor (0.5 GB).
+LARGEST_FACTORED = 2**18
 #: By how much corrections of a coarser grid are stretched: sums over blocks of pixels have too
 #: large an energy. Photos take 22 iterations with a factor of 1, 11 with 1.5, and 14 with 2.
 STRETCH = 1.5
@@ -37,9 +40,10 @@ class HiddenPixels:
     """The equations Q_hh x = b of regions h whose boxes have one shape, each by itself.
 
     Q = 1/l^2 + L + b^2 L^2, with L the Laplacian of the pixel grid. Without b, the eigenvectors of
-    each axis of a window solve them at once, and with b nearly. All others are solved by conjugate
-    gradients with multigrid, on the hidden pixels only. That would do for windows too, but they
-    overlap and so have many times the pixels of the input: with b it took 3 to 7 times as long.
+    each axis of a window solve them at once, and regions of other shapes are solved by conjugate
+    gradients with multigrid, on the hidden pixels only. With b multigrid takes thousands of
+    iterations: regions of signals and images have a sparse factor, and for windows and volumes,
+    whose factors are too large, the eigenvectors are the preconditioner.
 
     Args:
         example: the input (C, *space).
@@ -162,7 +166,10 @@ class HiddenPixels:
             wide[hidden] = torch.from_numpy(flat)
             return self._solve_windows(wide.movedim(-1, 1)).movedim(1, -1)[hidden].numpy()
 
-        solved = self._sparse.solve(own.numpy(), error, by_windows if self._are_windows else None)
+        if self._beta and self._dims < 3 and not self._are_windows and len(own) < LARGEST_FACTORED:
+            solved = self._sparse.solve_directly(own.numpy())
+        else:
+            solved = self._sparse.solve(own.numpy(), error, by_windows if self._beta else None)
         found[hidden] = torch.from_numpy(solved).to(right.dtype)
         return found.movedim(-1, 1).to(right.device) * unit
 
@@ -300,6 +307,15 @@ class SparseEquations:
             f"regions of {len(residual)} pixels were not filled in {MAX_ITERATIONS} iterations; "
             "please report this with the input"
         )
+
+    def solve_directly(self, right: Floats) -> Floats:
+        """Solve for right-hand sides (pixels, K) by a sparse factor."""
+        if not len(right):
+            return right
+        matrix, options = csc_array(self._matrix), {"SymmetricMode": True}
+        factor = splu(matrix, "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+        solution: Floats = factor.solve(right)
+        return solution
 
     def _cycle(self, residual: Floats, grid: int = 0) -> Floats:
         """Nearly the solution: Jacobi's step, a correction by blocks of pixels, the same step."""

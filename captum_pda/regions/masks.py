@@ -70,9 +70,9 @@ class FeatureMaskRegions:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """The mean extent of the regions' boxes in the first example."""
+        """The median extent of the regions' boxes in the first example."""
         _, sides = _extents(self.numbers[0], len(self))
-        return tuple(int(side) for side in sides[sides[:, 0] > 0].mean(axis=0).round())
+        return tuple(int(side) for side in np.median(sides[sides[:, 0] > 0], axis=0).round())
 
     @property
     def title(self) -> str:

@@ -145,7 +145,13 @@ class Run:
         n_passes = len(labels) * self.sampling.n_samples * len(examples)
         for (number, _), own in chunks.items():
             n_passes += self.sampling.in_context(parts[number].context).n_samples * _n_regions(own)
-        with ProgressBar(n_passes, self.title, warns=self.ranks.rank == 0) as bar:
+        # What follows a layer takes little time beside the whole model.
+        n_short = sum(
+            _n_regions(own)
+            for (number, _), own in chunks.items()
+            if parts[number].place.name != "input" and parts[0].place.name == "input"
+        )
+        with ProgressBar(n_passes, self.title, self.ranks.rank == 0, n_short=n_short) as bar:
             # Random sets first: each takes a whole pass, so the time that is left is not told too
             # short by windows of which only a part is computed.
             in_order = sorted(groups(parts), key=lambda own: not parts[own[0]].context.in_sets)
@@ -394,6 +400,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         title: the bar's title; None shows no bar.
         warns: whether to warn of a long run where no bar is shown.
         clock: tells the time in seconds.
+        n_short: how many passes at the end take far less time than the others.
     """
 
     def __init__(
@@ -402,7 +409,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         title: str | None,
         warns: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        n_short: int = 0,
     ) -> None:
+        self._n_short = n_short
         self._title = title
         self._warns = warns and title is None
         self._clock = clock
@@ -422,7 +431,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         start, first = self._measured_from = self._measured_from or (now, self._n_done)
         if now - start >= MEASURED_SECONDS and self._n_done > first:
             per_pass = (now - start) / (self._n_done - first)
-            seconds = now - self._start + per_pass * (self._n_passes - self._n_done)
+            n_long = max(0, self._n_passes - self._n_short - self._n_done)
+            seconds = now - self._start + per_pass * n_long
             self.expect(seconds, refresh=False)
             if self._warns and seconds > LONG_SECONDS:
                 _warn_once(self._n_passes, seconds)

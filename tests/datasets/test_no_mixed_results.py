@@ -336,8 +336,9 @@ def test_results_of_code_that_was_edited_since_are_refused(
 def test_results_of_another_version_of_a_prior_are_refused(tmp_path, monkeypatch, make, kind):
     explain(tmp_path, make())
     assert counts(explain(tmp_path, make())) == (0, N)
-    monkeypatch.setattr(kind, "version", kind.version + 1)
-    with pytest.raises(SettingsError, match="version was 1 and is now 2"):
+    version = kind.version
+    monkeypatch.setattr(kind, "version", version + 1)
+    with pytest.raises(SettingsError, match=f"version was {version} and is now {version + 1}"):
         explain(tmp_path, make())
 
 

@@ -142,7 +142,7 @@ def test_threads_share_the_compiler() -> None:
     assert backend.functions
 
 
-# Models that take so many examples and no other number
+# Models that take batches of one size only
 
 
 @pytest.mark.parametrize("n_exported", [1, 2, 5])

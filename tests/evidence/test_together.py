@@ -331,3 +331,17 @@ def test_shapiq_plays_the_game():
         assert found[(player,)] == pytest.approx(exact[(player,)], abs=1e-6)
     total = game([[1] * 6])[0] - game([[0] * 6])[0]
     assert sum(exact[(player,)] for player in range(6)) == pytest.approx(total, abs=1e-6)
+
+
+def test_without_a_target_the_most_probable_output_is_asked_about():
+    evidence = EfficientPDA(make_classifier()).evidence(
+        make_images(1, 3, 8, 9), feature_mask=TILES, context="both"
+    )
+    top = evidence.top()
+    by_default, by_name = evidence.interactions(regions=3), evidence.interactions(top, regions=3)
+    torch.testing.assert_close(by_default.values(), by_name.values())
+    sets = np.eye(3, dtype=bool)
+    np.testing.assert_allclose(
+        evidence.as_game(regions=3)(sets), evidence.as_game(top, regions=3)(sets)
+    )
+    assert "array" not in repr(evidence.sufficient(at_least=0.0))

@@ -296,7 +296,8 @@ def test_tokens_of_a_transformer_are_a_grid_and_its_class_token_is_left_alone():
     model, x = Transformer(), make_images(1, 3, 8, 12)
     pda = LayerPDA(model)
     pda.attribute(x, target=1)
-    # After the block only the class token has a say: what its attention gets is the last map.
+    # After the block the outputs depend on the class token alone: its attention's input is the
+    # last map.
     assert pda.layer_name == "block.mix"
     found = LayerPDA(model, "block.norm").attribute(x, target=1)
     assert found.shape == (1, 6, 4, 6)

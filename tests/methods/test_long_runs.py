@@ -1,5 +1,8 @@
 """Runs of hours: stopped by ctrl-C, short of memory, watched by a progress bar."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import make_convolutional, make_images
@@ -192,3 +195,30 @@ def test_the_bar_is_there_before_the_first_batch_without_a_time(perturbation_met
     assert "passes: " in first_shown
     assert "0/" in first_shown
     assert "about" not in first_shown  # it was not measured
+
+
+#: Maps of 1,089 and of 9,409 windows: the copies of the latter have 1.8 GB, its fills 115 MB.
+MEMORY_OF_TWO_MAPS = """
+import resource
+import torch
+from torch import nn
+from captum_pda import EfficientPDA
+
+model = nn.Sequential(nn.Conv2d(3, 4, 16, stride=16), nn.Flatten(), nn.Linear(256, 10)).eval()
+image, pda = torch.randn(1, 3, 128, 128), EfficientPDA(model, engine="ENGINE")
+used = []
+for stride in (3, 1):
+    pda.evidence(image, sliding_window_shapes=32, strides=stride)
+    used.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(used[1] - used[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss differs")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_memory_does_not_grow_with_the_number_of_windows(engine):
+    program = MEMORY_OF_TWO_MAPS.replace("ENGINE", engine)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) < 100

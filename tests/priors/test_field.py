@@ -17,6 +17,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy import sparse
 from scipy.fft import idctn
+from skimage import data
+from skimage.transform import resize
 from torch.utils.data import DataLoader
 
 from captum_pda import (
@@ -639,3 +641,13 @@ def assert_refused(path, says):
     message = str(caught.value)
     assert message.startswith(f"{path} is not a prior that can be used: ")
     assert "\n" not in message
+
+
+def test_a_field_fitted_to_a_photo_fills_large_superpixels():
+    photo = torch.from_numpy(resize(data.astronaut(), (224, 224))).permute(2, 0, 1).float()
+    prior = GaussianFieldPrior().fit([photo[None]])
+    assert prior.smoothness > 0
+    for regions in Superpixels(photo[None], 12).boxes(0):
+        fills = prior.conditional_mean(photo, regions)
+        assert bool(fills.isfinite().all())
+        assert float((fills - 0.5).abs().max()) < 1.5  # the photo has values from 0 to 1
