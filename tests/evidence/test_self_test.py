@@ -10,7 +10,8 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, GaussianPatchPrior
-from captum_pda.evidence.self_test import SHARES, hidden_copies
+from captum_pda.evidence.self_test import SHARES, SelfTest, hidden_copies
+from captum_pda.model.measures import WeightOfEvidence
 
 
 class OnePatch(nn.Module):
@@ -57,6 +58,21 @@ def test_a_map_that_does_not_says_so():
     test = evidence.self_test(0)
     assert not test.passed
     assert "does not explain the answer" in str(test)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "passed", "share"),
+    [
+        ([0.2, 0.4, 0.3, 0.25, 0.1], False, 0.25),  # hiding the strongest pixels raises it
+        ([0.2, 0.4, 0.1, 0.1, 0.1], True, 0.5),  # here half of the pixels lowers it
+        ([0.2, 0.1, 0.1, 0.1, 0.1], True, 0.25),
+    ],
+)
+def test_a_map_passes_only_if_hiding_its_strongest_pixels_lowers_the_answer(hidden, passed, share):
+    shown = torch.tensor([0.1, 0.9, 0.9, 0.9, 0.2])
+    test = SelfTest(torch.linspace(0, 1, 5), torch.tensor(hidden), shown, WeightOfEvidence())
+    assert (test.passed, test.share) == (passed, share)
+    assert ("does not explain" in str(test)) != passed
 
 
 def test_the_curves_are_those_of_copies_made_by_hand():
