@@ -36,8 +36,8 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import StrongRegion, regions_that_tell
-from captum_pda.evidence.words import with_unit
+from captum_pda.evidence.strongest import StrongRegion
+from captum_pda.evidence.words import total_words
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
@@ -281,15 +281,13 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Each question, the map's test, and each region that is listed with its answers."""
     measure = explanation.measure
     for answer in explanation.answers:
-        total = ""
-        if answer.total is not None:
-            amount = with_unit(answer.total, measure)
-            total = f" In all {amount} over an input with nothing seen."
         chances = predictions_in_words(answer, explanation, " against ")
-        yield f"Why {answer.name} ({chances})?{total}"
+        yield f"Why {answer.name} ({chances})?"
+        if answer.total is not None and explanation.evidence is not None:
+            yield f"  {total_words(explanation.evidence, 0, answer.classes[0])}"
         if answer.test is not None:
             yield f"  {answer.test}"
-        kinds = regions_that_tell(answer.speak_for, answer.speak_against)
+        kinds = answer.speak_for, answer.speak_against
         places = [f" ({place(region)})" for kind in kinds for region in kind] or [""]
         for line, where in zip(regions_in_words(measure, *kinds), places, strict=True):
             yield f"  {line}{where}"

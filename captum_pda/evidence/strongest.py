@@ -106,12 +106,6 @@ class StrongRegion:
         """What it says by itself: its evidence in the empty context, if that was asked."""
         return self.evidence.get("empty")
 
-    @property
-    def tells(self) -> bool:
-        """Whether its value or any answer is more than next to nothing."""
-        strength = max(map(abs, (self.value, *self.evidence.values())))
-        return strength > (LEAST_BITS if self.measure.unit == "bits" else 0.0)
-
     def __str__(self) -> str:
         return "; ".join(self.answers())
 
@@ -145,9 +139,9 @@ def strongest_regions(
     The map decides: a region counts by the mean of the map inside it. Listed regions do not
     overlap: one that shares up to a tenth of its pixels with those before is listed without these,
     though its answers are about all of it. There may be fewer than ``n``, as only regions that do
-    speak for the class (or against it) are listed. Of several sizes, those are listed that have
-    about a 25th of the input; where such a region says next to nothing itself, the region of
-    another size that makes the map there.
+    speak for the class (or against it), with an answer of more than 0.01 bits, are listed. Of
+    several sizes, those are listed that have about a 25th of the input; where such a region says
+    next to nothing itself, the region of another size that makes the map there.
 
     Args:
         evidence: with one input tensor.
@@ -191,10 +185,13 @@ def strongest_regions(
     prediction = evidence.outputs.prediction(target)
     seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
     lists: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
+    least = least_answer(evidence.measure)
     for listed, kind in zip(lists, _strongest_in(values, sizes, example, n), strict=True):
         for place, (size, row, pixels, value) in enumerate(kind):
             number = int(size.numbers[row])
             own_parts = [one for one, part in enumerate(parts) if part.regions == size.regions]
+            if all(abs(float(answers[one][number])) <= least for one in own_parts):
+                continue
             each = np.array([one[pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
             following = kind[place + 1].value if place + 1 < len(kind) else 0.0
@@ -218,11 +215,9 @@ def strongest_regions(
     return lists
 
 
-def regions_that_tell(*kinds: Sequence[StrongRegion]) -> list[list[StrongRegion]]:
-    """The regions for an output and against it that are told and outlined: none of them where all
-    say next to nothing."""
-    tell = any(region.tells for regions in kinds for region in regions)
-    return [list(regions) if tell else [] for regions in kinds]
+def least_answer(measure: Measure) -> float:
+    """The answer that a listed region must be above, by its size."""
+    return LEAST_BITS if measure.unit == "bits" else 0.0
 
 
 def regions_of_map(
@@ -231,10 +226,15 @@ def regions_of_map(
     """The regions in which a map (*space) is strongest, for and against, where no region was asked
     by itself, as for GradientPDA."""
     regions, plain = listed_regions(kinds), plain_values(values)
+    least = least_answer(measure)
     numbers, means = means_inside(regions, 0, plain)
     size = _Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
     speak_for, speak_against = (
-        [StrongRegion(one.pixels, one.value, math.nan, {}, {}, False, measure) for one in kind]
+        [
+            StrongRegion(one.pixels, one.value, math.nan, {}, {}, False, measure)
+            for one in kind
+            if abs(one.value) > least
+        ]
         for kind in _strongest_in(plain, [size], 0, n)
     )
     return speak_for, speak_against

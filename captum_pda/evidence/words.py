@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from captum_pda._captum import TargetType
 from captum_pda.files import counted
 from captum_pda.model.measures import Measure, signed
 from captum_pda.regions.contexts import CONTEXTS
@@ -108,6 +112,32 @@ def question(part: EvidencePart) -> str:
     """What was asked of all regions of a part."""
     words = CONTEXTS[part.context].each
     return words if part.depth == "input" else f"{words} of the features of {part.depth}"
+
+
+def scale_words(parts: Sequence[EvidencePart]) -> str:
+    """What a value of the map of these parts is, in words that stand under its colour bar."""
+    sizes = Counter(question(part) for part in parts)
+    each = [words if n == 1 else f"{words} (mean of {n} sizes)" for words, n in sizes.items()]
+    return each[0] if len(each) == 1 else f"weighted mean of all questions: {'; '.join(each)}"
+
+
+def total_words(evidence: WindowEvidence, number: int, target: TargetType) -> str | None:
+    """All evidence of an example for an output, where the model was asked with nothing seen."""
+    empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
+    if not empty:
+        return None
+    total = float(evidence.total(target)[number])
+    if not math.isfinite(total):
+        return None
+    prediction = evidence.outputs.prediction(target)
+    said = [
+        evidence.measure.in_words(float(prediction(scores.unsqueeze(1))[number]))
+        for scores in (empty[0].reference, evidence.scores)
+    ]
+    return (
+        f"all evidence: {with_unit(total, evidence.measure)}, from {said[0]} with nothing "
+        f"seen to {said[1]} with everything seen"
+    )
 
 
 def description(evidence: WindowEvidence) -> str:

@@ -27,7 +27,6 @@ from captum_pda.evidence.strongest import (
     StrongRegion,
     listed_regions,
     pixels_of,
-    regions_that_tell,
     strongest_regions,
 )
 from captum_pda.evidence.together import Interactions
@@ -214,7 +213,7 @@ def write_report(
             block, of_first, number, columns, mean, std, spacing, N_LISTED
         )
         header |= own_header | {
-            "totals": [_total_words(of_first, number, column) for column in columns],
+            "totals": [words.total_words(of_first, number, column) for column in columns],
             "test": tests[0],
         }
         lists = own_header["listed"][0]
@@ -357,7 +356,7 @@ def _method_header(
         },
         "listed": [_listed(places, evidence, number, column) for column in columns],
         "pair": pair,
-        "totals": [_total_words(evidence, number, column) for column in columns],
+        "totals": [words.total_words(evidence, number, column) for column in columns],
     }
 
 
@@ -433,7 +432,7 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    kinds = regions_that_tell(*strongest_regions(evidence, column, N_LISTED, second, number))
+    kinds = strongest_regions(evidence, column, N_LISTED, second, number)
     return {
         kind: [
             {
@@ -476,24 +475,6 @@ def _boxes(part: EvidencePart, number: int) -> Any:
         boxes[members, :2] = windows.corner_array
         boxes[members, 2:] = windows.window
     return boxes
-
-
-def _total_words(evidence: WindowEvidence, number: int, column: int) -> str | None:
-    """All evidence for an output, where the model was asked with nothing seen."""
-    empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
-    if not empty:
-        return None
-    total = float(evidence.total(column)[number])
-    if not math.isfinite(total):
-        return None
-    said = [
-        evidence.measure.in_words(float(evidence.measure.prediction(scores[number, column])))
-        for scores in (empty[0].reference, evidence.scores)
-    ]
-    return (
-        f"all evidence: {words.with_unit(total, evidence.measure)}, from {said[0]} with nothing "
-        f"seen to {said[1]} with everything seen"
-    )
 
 
 def _test_header(

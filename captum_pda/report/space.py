@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import regions_that_tell, strongest_regions
+from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
 from captum_pda.visualization.drawing import evidence_map, innermost
@@ -52,7 +52,7 @@ def space_header(
         found = evidence.attribution(column)
         own = (found[0] if isinstance(found, tuple) else found)[number]
         maps.append(evidence_map(own, dims)[thin])
-        kinds = regions_that_tell(*strongest_regions(evidence, column, n_listed, example=number))
+        kinds = strongest_regions(evidence, column, n_listed, example=number)
         # The page knows the voxels of a region by a number, those against behind those for.
         label = np.zeros(space, dtype=np.uint8)
         for against, regions in enumerate(kinds):
@@ -97,7 +97,7 @@ def space_header(
         "scale": float(max(finite)) or 1.0,
         "listed": lists,
         "n_listed": n_listed,
-        "questions": list(dict.fromkeys(words.question(part) for part in evidence.parts)),
+        "scale_words": words.scale_words(evidence.parts),
     }
     return header, small
 

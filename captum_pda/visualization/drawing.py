@@ -206,23 +206,27 @@ def draw_picture(axes: Axes, shown: Floats) -> None:
 
 
 def draw_colorbar(
-    figure: Figure, axes: Sequence[Axes], heat_maps: Sequence[AxesImage], label: str
+    figure: Figure,
+    axes: Sequence[Axes],
+    heat_maps: Sequence[AxesImage],
+    label: str,
+    own_axes: Axes | None = None,
 ) -> Colorbar:
-    """A colour bar below the axes for maps of one scale, with arrows where values were cut."""
+    """A colour bar below the axes, or in its own, for maps of one scale; with arrows where values
+    were cut."""
     low, high = heat_maps[0].get_clim()
     data = np.concatenate(
         [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]
     )
     extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}
-    return figure.colorbar(
-        heat_maps[0],
-        ax=list(axes),
-        location="bottom",
-        shrink=0.8 if len(axes) == 1 else 0.5,
-        aspect=20 * min(len(axes), 3),  # a long bar need not be thick
-        label=label,
-        extend=extend[bool((data < low).any()), bool((data > high).any())],
-    )
+    place: dict[str, Any] = {"cax": own_axes, "orientation": "horizontal"}
+    if own_axes is None:
+        shrink = 0.8 if len(axes) == 1 else 0.5
+        # A long bar need not be thick.
+        place = {"ax": list(axes), "location": "bottom", "shrink": shrink}
+        place["aspect"] = 20 * min(len(axes), 3)
+    ends = extend[bool((data < low).any()), bool((data > high).any())]
+    return figure.colorbar(heat_maps[0], label=label, extend=ends, **place)
 
 
 def finish(axes: Axes, title: str | None) -> None:

@@ -14,9 +14,9 @@ from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import (
     LEAST_BITS,
     StrongRegion,
-    regions_that_tell,
     strongest_regions,
 )
+from captum_pda.evidence.words import scale_words, total_words
 from captum_pda.model.measures import Measure
 from captum_pda.visualization import drawing
 from captum_pda.visualization.drawing import AGAINST, FOR, USUAL_CHANNELS, Floats, Image, Numbers
@@ -32,6 +32,8 @@ from captum_pda.visualization.space import (
 
 #: How many letters of a title fit above a panel, and of words in an inch.
 TITLE_LETTERS, LETTERS_PER_INCH = 40, 12.5
+#: Inches of the colour bar below the maps.
+BAR_HEIGHT = 0.12
 
 
 def visualize_strongest_regions(
@@ -76,7 +78,7 @@ def visualize_strongest_regions(
             f"the input has shape {tuple(evidence.inputs[0].shape)}; this draws images with two "
             "spatial dimensions. visualize_explanation draws signals and volumes"
         )
-    kinds = regions_that_tell(*strongest_regions(evidence, target, n, example=example))
+    kinds = strongest_regions(evidence, target, n, example=example)
     shown = drawing.picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
     space = tuple(evidence.inputs[0].shape[2:])
     if shown.shape[:2] != space:
@@ -186,16 +188,16 @@ def visualize_explanation(
     """
     number = evidence.checked_example(example)
     target, name = _named(evidence, target, name, number)
-    kinds = regions_that_tell(*strongest_regions(evidence, target, n, rather_than, number))
+    kinds = strongest_regions(evidence, target, n, rather_than, number)
     found = evidence.attribution(target)
     if rather_than is not None:
         found, test = evidence.contrast(target, rather_than), False
     if test is True and evidence.ask is not None:
         test = evidence.self_test(target, number)
     tests = [test] if isinstance(test, SelfTest) else []
+    total = total_words(evidence, number, target) if rather_than is None else None
     said = regions_in_words(evidence.measure, *kinds)
-    words = [*map(str, tests), *said, *([note] if note else [])]
-    label = f"{evidence.measure.label}, weighted mean of all questions"
+    words = [*([total] if total else []), *map(str, tests), *said, *([note] if note else [])]
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
     values = drawing.evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
@@ -219,12 +221,17 @@ def visualize_explanation(
     title = drawing.wrapped(
         name.splitlines(), int(LETTERS_PER_INCH * width) if rows > 1 else TITLE_LETTERS
     )
-    inches = rows * (height + 0.3) + 0.8 + 0.17 * (len(title) + len(lines))
+    columns = len(widths) - len(tests)
+    label = [evidence.measure.label, scale_words(evidence.parts)]
+    if dims == 3:
+        label.append("red speaks for it, blue against it")
+    label = drawing.wrapped(label, int(LETTERS_PER_INCH * sum(widths[:columns])))
+    inches = rows * (height + 0.3) + 0.5 + 0.17 * (len(title) + len(lines) + len(label))
     figure = drawing.new_figure((width, inches), use_pyplot)
     figure.set_layout_engine("constrained")
     figure.supxlabel("\n".join(lines), x=0.01, fontsize=8.5, horizontalalignment="left")
-    grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
-    columns = len(widths) - len(tests)
+    heights = [*[height] * rows, BAR_HEIGHT]
+    grid = figure.add_gridspec(rows + 1, len(widths), width_ratios=widths, height_ratios=heights)
     axes = [figure.add_subplot(grid[row, k]) for row in range(rows) for k in range(columns)]
     if dims == 2:
         drawing.draw_picture(axes[0], shown)
@@ -244,10 +251,10 @@ def visualize_explanation(
         draw_slices(axes[:3], shown, place, spacing, kinds)
         heat_map = draw_slices(axes[3:], shown, place, spacing, (), values, scale)[0]
         figure.suptitle("\n".join(title), x=0.01, fontsize=11, horizontalalignment="left")
-        label = f"{label}; red speaks for it, blue against it"
     for panel in axes:
         panel.title.set_fontsize(10 if dims < 3 else 9)
-    bar = drawing.draw_colorbar(figure, axes, [heat_map], label)
+    own_axes = figure.add_subplot(grid[rows, :columns])
+    bar = drawing.draw_colorbar(figure, axes, [heat_map], "\n".join(label), own_axes)
     bar.ax.tick_params(labelsize=7)
     bar.ax.xaxis.label.set_fontsize(8)
     for tested in tests:

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_classifier, make_convolutional, make_images
+from skimage import data
+from torch import nn
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, strongest_regions
 from captum_pda.evidence.strongest import (
+    LEAST_BITS,
     SHARED_PART,
     _Size,
     _strongest_in,
@@ -35,6 +38,24 @@ def checked(evidence, target, **options):
     return kinds
 
 
+def sharp_network(seed, factor):
+    """A random network of convolutions, whose logits are multiplied by a factor."""
+    last = nn.Linear(4, 4, bias=False)
+    last.weight.data = factor * torch.eye(4)
+    return nn.Sequential(*make_convolutional(seed=seed), last).eval()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["astronaut", "camera", "coffee", "rocket"])
+def test_the_map_decides_in_photos(name, seed):
+    photo = torch.from_numpy(getattr(data, name)()).float() / 255
+    photo = photo.movedim(2, 0) if photo.dim() == 3 else photo.expand(3, -1, -1)
+    image = nn.functional.adaptive_avg_pool2d(photo, (72, 80))[None]
+    evidence = PDA(sharp_network(seed, 30.0), engine="dense").evidence(image, effort="quick")
+    for target in range(evidence.scores.shape[1]):
+        assert any(checked(evidence, target))
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(
     "regions",
@@ -58,7 +79,7 @@ def test_patches_of_a_mask_are_listed_one_by_one_in_their_own_shape():
     evidence = EfficientPDA(make_classifier()).evidence(image, feature_mask=mask)
     for_it, against_it = checked(evidence, 2, n=16)
     listed = [*for_it, *against_it]
-    weak = 0.02 * max(abs(region.value) for region in listed)
+    weak = max(LEAST_BITS, 0.02 * max(abs(region.value) for region in listed))
     values = evidence.window_values(2)[0]
     assert len(listed) == int((values.abs() > weak).sum())
     assert {region.shape for region in listed} == {(16, 16)}
@@ -107,6 +128,13 @@ def test_regions_of_a_map_without_evidence():
     assert speak_for[0].corner == (0, 0)
     assert "on the map" in str(speak_for[0])
     assert not speak_against
+
+
+def test_regions_that_answer_nothing_are_not_listed():
+    """In a uniform image only the last feature map differs, by its borders."""
+    evidence = PDA(sharp_network(0, 200.0)).evidence(torch.full((1, 3, 24, 24), 0.3))
+    assert float(evidence.parts[-1].values(1).abs().max()) > LEAST_BITS
+    assert strongest_regions(evidence, 1) == ([], [])
 
 
 def test_a_layer_has_a_list_too():

@@ -5,7 +5,8 @@ import pytest
 import torch
 from conftest import make_classifier, make_images
 
-from captum_pda import ConstantPrior, EfficientPDA, strongest_regions
+from captum_pda import PDA, ConstantPrior, EfficientPDA, strongest_regions
+from captum_pda.model.measures import signed
 from captum_pda.visualization import (
     visualize_evidence,
     visualize_explanation,
@@ -53,6 +54,26 @@ def test_a_volume_is_drawn_by_slices_through_its_strongest_region(volume):
         assert axes[axis].get_xlim() == (-0.5, SPACE[across] - 0.5)
         assert axes[axis].collections  # the region's outline
     assert str(volume.self_test(2, 1)) in "".join(text.get_text() for text in figure.texts)
+
+
+def test_a_picture_of_an_image_says_what_the_words_say():
+    image = make_images(1, 3, 20, 24)
+    evidence = PDA(make_classifier()).evidence(image)
+    figure, axes = visualize_explanation(evidence, 2, use_pyplot=False)
+    assert len(axes) == 3
+    lines = next(text.get_text() for text in figure.texts).replace("\n  ", " ").splitlines()
+    kinds = strongest_regions(evidence, 2)
+    total = f"all evidence: {signed(float(evidence.total(2)[0]))} bits, from "
+    assert lines[0].startswith(total)
+    assert lines[1] == str(evidence.self_test(2))
+    listed = [one for own in kinds for one in own]
+    assert [line.split(") ", 1)[1] for line in lines[2:]] == [str(one) for one in listed]
+    bar = axes[1].images[-1].colorbar.ax.get_xlabel()
+    assert bar.startswith("weight of evidence (bits)\nweighted mean of all questions: without each")
+    one_question = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=5)
+    _, axes = visualize_explanation(one_question, 2, test=False, use_pyplot=False)
+    bar = axes[1].images[-1].colorbar.ax.get_xlabel()
+    assert bar == "weight of evidence (bits)\nwithout each region"
 
 
 def test_voxels_have_their_spacing(volume):

@@ -385,8 +385,7 @@ async function start() {
   byId("ramp").style.background = scaleGradient(0, header.colours);
   byId("ticks").replaceChildren(...[-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * header.scale, header.scale))));
   byId("scale-label").textContent = header.measure.label;
-  const asked = header.questions.join("; ");
-  byId("scale-words").textContent = header.questions.length > 1 ? `weighted mean of all questions: ${asked}` : asked;
+  byId("scale-words").textContent = header.scale_words;
   const every = header.step > 1 ? ` One voxel in ${header.step} along each axis is shown.` : "";
   const more = header.left_out ? ` ${counted(header.left_out, "more channel")} not shown.` : "";
   byId("keys").textContent = space.shape.length === 1
