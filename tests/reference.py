@@ -662,3 +662,24 @@ def added_to_others(model, image, regions, sets, target, output, ridge):
         np.vstack([rows, penalties]), np.array([*scores, *np.zeros(len(regions))]), rcond=None
     )
     return found[:-1]
+
+
+def added_by_divisions(shown, divisions, asked, scores, ridge):
+    """What seeing each region of one division (*space) adds, by a regression on several.
+
+    The b that minimise sum_k |f_k - a - sum_q b_q (z_kq - 1/2)|^2 + ridge sum_q |b_q|^2, where z_kq
+    is the share of the pixels of region q, of any division, that set k shows; a region r adds b_q
+    times the share of q's pixels that lie in r, summed over q.
+    """
+    regions = [division == number for division in divisions for number in range(division.max() + 1)]
+    rows = np.array([[*(seen[q].mean() - 0.5 for q in regions), 1.0] for seen in shown])
+    penalties = np.sqrt(ridge) * np.eye(len(regions), len(regions) + 1)
+    nothing = np.zeros((len(regions), scores.shape[1]))
+    found, *_ = np.linalg.lstsq(
+        np.vstack([rows, penalties]), np.vstack([scores, nothing]), rcond=None
+    )
+    added = [
+        sum(b * (asked == number)[q].mean() for b, q in zip(found[:-1], regions, strict=True))
+        for number in range(asked.max() + 1)
+    ]
+    return found[-1], np.array(added)

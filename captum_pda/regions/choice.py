@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from captum_pda.regions.contexts import Context, contexts_of, planned_passes
+from captum_pda.regions.contexts import DIVISIONS, Context, contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.random_sets import RandomSets
@@ -110,7 +110,7 @@ def choose_regions(
         contexts = contexts_of("both")  # random sets go with the default superpixels
 
     @cache  # one object for each granularity, since SLIC is slow and contexts share their regions
-    def found(number: int, granularity: int) -> Regions:
+    def found(number: int, granularity: int) -> Superpixels:
         return Superpixels(inputs[number], granularity)
 
     def default(context: Context) -> RegionSets:
@@ -122,27 +122,28 @@ def choose_regions(
         )
 
     asked = {each.name: default(each) if sets is None else sets for each in contexts}
-    return {
-        each.name: _in_sets(asked[each.name], n_sets) if each.in_sets else asked[each.name]
-        for each in contexts
-    }
 
-
-def _in_sets(sets: RegionSets, n_sets: int) -> RegionSets:
-    """Random sets of the regions of each tensor."""
-    for regions in (regions for sizes in sets for regions in sizes):
-        if not isinstance(regions, FeatureMaskRegions):
-            raise ValueError(
-                "context='random' shows sets of regions that do not overlap; give superpixels= or "
-                f"feature_mask= in place of {regions.title}, or another context"
-            )
-    return tuple(
-        tuple(
-            RandomSets(regions, n_sets // len(sizes), seed)  # type: ignore[arg-type]
-            for seed, regions in enumerate(sizes)
+    def in_sets(sizes: tuple[Regions, ...], number: int) -> tuple[Regions, ...]:
+        """Random sets of a tensor's regions; the default ones are drawn from several divisions."""
+        divisions: list[Superpixels] = []
+        if sets is None and has_superpixels[number]:
+            divisions = [found(number, size) for size in DIVISIONS]
+        return tuple(
+            RandomSets(_checked_for_sets(each), n_sets // len(sizes), divisions) for each in sizes
         )
-        for sizes in sets
-    )
+
+    for each in (each for each in contexts if each.in_sets):
+        asked[each.name] = tuple(in_sets(own, n) for n, own in enumerate(asked[each.name]))
+    return asked
+
+
+def _checked_for_sets(regions: Regions) -> FeatureMaskRegions:
+    if not isinstance(regions, FeatureMaskRegions):
+        raise ValueError(
+            "context='random' shows sets of regions that do not overlap; give superpixels= or "
+            f"feature_mask= in place of {regions.title}, or another context"
+        )
+    return regions
 
 
 def _found_regions(

@@ -145,8 +145,7 @@ class Random(Empty):
     granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "quick": (60,),
         "standard": (60,),
-        # Different outlines tell what a part of a superpixel adds; each needs about 100 sets.
-        "thorough": (45, 60, 75, 90),
+        "thorough": (60,),
     }
     choice = "Each among others"
     each = "each region among random others"
@@ -169,6 +168,9 @@ CONTEXTS: dict[str, Context] = {"full": Full(), "empty": Empty(), "random": Rand
 SEVERAL = {"both": ("full", "empty"), "all": ("full", "empty", "random")}
 #: How many random sets of regions there are for each effort.
 SETS = {"quick": 100, "standard": 200, "thorough": 400}
+#: About how many superpixels the divisions have that random sets are drawn from. Sets of ten
+#: divisions tell more than as many sets of one (benchmarks/FAITHFULNESS.md).
+DIVISIONS = (36, 40, 45, 50, 55, 60, 65, 70, 75, 80)
 #: Beside random sets, fewer superpixels are as good (benchmarks/FAITHFULNESS.md).
 BESIDE_SETS: dict[str, dict[str, tuple[int, ...]]] = {
     "quick": {"full": (25, 60), "empty": (12, 25)},

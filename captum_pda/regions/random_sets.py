@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 
 import numpy as np
@@ -17,49 +17,53 @@ from captum_pda.regions.protocol import Integers, block_pixels
 
 #: The shares of regions that are seen, in turn; sets are drawn in pairs of opposites.
 SEEN_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-#: The ridge penalty on what a region adds, in sets of regions: without it, 200 sets say little
-#: about 60 regions each.
-RIDGE = 10.0
+#: The ridge penalty of each division, in sets: without it, 200 sets say little about 60 regions.
+RIDGE = 6.0
 
 
 class RandomSets:
-    """Random sets of the regions of a mask. Of each set only its members are seen.
+    """Random sets of regions that are shown together. Of each set only its members are seen.
 
-    What a region adds to the others is read from the scores f_k of all sets by ridge regression,
+    The sets are drawn in turn from several divisions of the input, so that their different outlines
+    tell what a part of a region adds. With z_kq the share of region q, of any division, that is
+    seen in set k, the scores f_k of all sets are read by one ridge regression,
 
-        f_k = a + sum_r b_r (z_kr - 1/2),
+        f_k = a + sum_q b_q (z_kq - 1/2),
 
-    with z_kr = 1 where set k holds region r, and 0 elsewhere. So a is the score with half of the
-    regions seen, and b_r what is gained by seeing region r in the company of random others. The
-    sets depend on nothing but their number and that of the regions, so one run serves all outputs.
+    so a is the score with half of everything seen. What a region r adds in the company of random
+    others is what the regression says of seeing it,
+
+        added_r = sum_q b_q |r and q| / |q|.
+
+    The sets depend on nothing but their number and that of the regions, so one run serves all
+    outputs.
 
     Args:
-        regions: the regions, of which each pixel has one.
+        regions: the regions that are asked about, of which each pixel has one.
         count: how many sets there are.
-        seed: of the random numbers.
+        divisions: the regions that sets are drawn from. Default: those that are asked about.
 
     Example::
 
-        >>> sets = RandomSets(Superpixels(images, 60), 200)
-        >>> sets.seen.shape
-        (200, 58)
+        >>> sixty = Superpixels(images, 60)
+        >>> sets = RandomSets(sixty, 200, (Superpixels(images, 45), sixty, Superpixels(images, 75)))
     """
 
-    def __init__(self, regions: FeatureMaskRegions, count: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        regions: FeatureMaskRegions,
+        count: int,
+        divisions: Sequence[FeatureMaskRegions] = (),
+    ) -> None:
         self.regions = regions
+        self.divisions = tuple(divisions) or (regions,)
         self.space = regions.space
         self.count = count
-        self.seed = seed
-        generator = np.random.default_rng(seed)
-        half = -(-count // 2)
-        shares = np.resize(SEEN_SHARES, half)
-        # Region by region: whether one is seen does not depend on how many others there are, such
-        # as those of other examples.
-        drawn = (generator.random((len(regions), half)) < shares).T
-        #: Which regions each set holds, (sets, regions).
-        self.seen: npt.NDArray[np.bool_] = np.stack([drawn, ~drawn], axis=1).reshape(
-            2 * half, len(regions)
-        )[:count]
+        #: Which regions of its division each set holds, (sets, regions) for each division.
+        self.seen: tuple[npt.NDArray[np.bool_], ...] = tuple(
+            _drawn(len(division), len(range(count)[seed :: len(self.divisions)]), seed)
+            for seed, division in enumerate(self.divisions)
+        )
 
     def __repr__(self) -> str:
         return f"RandomSets({self.count} sets of {self.regions!r})"
@@ -77,11 +81,17 @@ class RandomSets:
 
     def boxes(self, example: int) -> tuple[ShownSets, ...]:
         """The sets of an example, whose box is the whole input."""
-        row = 0 if len(self.regions.numbers) == 1 else example
-        return (ShownSets(self.regions.numbers[row], self.seen),)
+        return tuple(
+            ShownSets(_row(division, example), seen, first=int(members[0]))
+            for division, seen, members in zip(
+                self.divisions, self.seen, self.members(example), strict=True
+            )
+            if len(members)
+        )
 
     def members(self, example: int) -> tuple[Integers, ...]:
-        return (np.arange(self.count),)
+        ends = np.cumsum([len(seen) for seen in self.seen])
+        return tuple(np.split(np.arange(self.count), ends[:-1]))
 
     def absent(self, n_examples: int) -> Tensor:
         return torch.zeros(n_examples, self.count, dtype=torch.bool, device="cpu")
@@ -89,6 +99,7 @@ class RandomSets:
     def of_examples(self, rows: slice) -> Self:
         other = copy(self)
         other.regions = self.regions.of_examples(rows)
+        other.divisions = tuple(division.of_examples(rows) for division in self.divisions)
         return other
 
     def average(self, values: Tensor) -> Tensor:
@@ -100,13 +111,14 @@ class RandomSets:
         return self.regions.coverage(device)
 
     def settings(self) -> dict[str, object]:
-        shares = {
-            "count": self.count,
-            "seed": self.seed,
-            "seen_shares": SEEN_SHARES,
-            "ridge": RIDGE,
+        shares = {"count": self.count, "seen_shares": SEEN_SHARES, "ridge": RIDGE}
+        divisions = [division.settings() for division in self.divisions]
+        return {
+            "kind": "RandomSets",
+            **shares,
+            "regions": self.regions.settings(),
+            "divisions": divisions,
         }
-        return {"kind": "RandomSets", **shares, "regions": self.regions.settings()}
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What each region adds, from scores (N, sets, columns) of the sets that are known.
@@ -116,31 +128,78 @@ class RandomSets:
             known: which sets were run, (N, sets); NaN without any.
 
         Returns:
-            The scores with half of the regions seen, (N, columns); what each region adds, (N,
+            The scores with half of everything seen, (N, columns); what each region adds, (N,
             regions, columns), 0 for those an example lacks; and its standard error.
         """
-        absent = self.regions.absent(len(scores)).numpy()
         parts = []
-        for own, is_known, lacks in zip(scores, known.cpu().numpy(), absent, strict=True):
+        for example, (own, is_known) in enumerate(zip(scores, known.cpu().numpy(), strict=True)):
             n_known = int(is_known.sum())
             if n_known == 0:
-                empty = own.new_full((len(lacks), own.shape[1]), torch.nan)
+                empty = own.new_full((len(self.regions), own.shape[1]), torch.nan)
                 parts.append((empty[0], empty, empty))
                 continue
-            design = np.where(self.seen[is_known], 0.5, -0.5) * ~lacks
-            design = np.concatenate([design, np.ones((n_known, 1))], axis=1)
-            penalty = np.diag([RIDGE] * len(lacks) + [0.0])
-            # From scores to coefficients; the errors are those of independent residuals.
-            inverse = np.linalg.inv(design.T @ design + penalty)
-            reads = device_sync.moved_like(torch.from_numpy(inverse @ design.T), own)
+            design, adds = self._design(example)
+            design = design[is_known]
+            # In the space of sets, of which there are fewer than regions of all divisions. The
+            # penalty of each b_q grows with the number of divisions that share what a pixel adds.
+            kernel = design @ design.T + RIDGE * len(self.divisions) * np.eye(n_known)
+            weights = np.linalg.inv(kernel)
+            centre = weights.sum(axis=0) / weights.sum()  # a is not penalised
+            weights = weights @ (np.eye(n_known) - centre)
+            reads = np.concatenate([adds @ design.T @ weights, centre[None]])
+            fits = design @ design.T @ weights + centre
             given = own[torch.from_numpy(np.flatnonzero(is_known)).to(own.device)]
-            found = reads @ given
-            fitted = device_sync.moved_like(torch.from_numpy(design), own) @ found
+            found = device_sync.moved_like(torch.from_numpy(reads), own) @ given
+            fitted = device_sync.moved_like(torch.from_numpy(fits), own) @ given
             spread = (given - fitted).square().sum(0) / max(n_known - 1, 1)
-            errors = (reads.square().sum(1, keepdim=True) * spread).sqrt()
-            parts.append((found[-1], found[:-1], errors[:-1]))
+            squares = np.square(reads[:-1]).sum(axis=1, keepdims=True)
+            errors = (device_sync.moved_like(torch.from_numpy(squares), own) * spread).sqrt()
+            parts.append((found[-1], found[:-1], errors))
         centre, added, error = (torch.stack(each) for each in zip(*parts, strict=True))
         return centre, added, error
+
+    def _design(self, example: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """The shares z - 1/2 of all regions of all divisions that are seen in each set (sets, Q),
+        and those that lie in each region that is asked about (regions, Q)."""
+        rows = [_row(division, example).flatten().numpy() for division in self.divisions]
+        sizes = [len(division) for division in self.divisions]
+        counts = [np.bincount(row, minlength=size) for row, size in zip(rows, sizes, strict=True)]
+
+        def shares(row: Integers, size: int) -> npt.NDArray[np.float64]:
+            """Which share of each region of all divisions lies in each of ``size`` regions."""
+            common = [
+                np.bincount(row * n + other, minlength=size * n).reshape(size, n)
+                / np.maximum(count, 1)
+                for other, n, count in zip(rows, sizes, counts, strict=True)
+            ]
+            return np.concatenate(common, axis=1)
+
+        design = [
+            seen @ shares(row, size) for seen, row, size in zip(self.seen, rows, sizes, strict=True)
+        ]
+        present = np.concatenate(counts) > 0
+        asked = _row(self.regions, example).flatten().numpy()
+        return (np.concatenate(design) - 0.5) * present, shares(asked, len(self.regions))
+
+
+def _row(regions: FeatureMaskRegions, example: int) -> Tensor:
+    """The region of each pixel of an example, (*space)."""
+    numbers: Tensor = regions.numbers[0 if len(regions.numbers) == 1 else example]
+    return numbers
+
+
+def _drawn(n_regions: int, count: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Which regions each of some sets holds, (count, regions)."""
+    generator = np.random.default_rng(seed)
+    half = -(-count // 2)
+    shares = np.resize(SEEN_SHARES, half)
+    # Region by region: whether one is seen does not depend on how many others there are, such as
+    # those of other examples.
+    drawn = (generator.random((n_regions, half)) < shares).T
+    # In pairs of opposites, in which what regions say only together cancels.
+    pairs = np.stack([drawn, ~drawn], axis=1)
+    seen: npt.NDArray[np.bool_] = pairs.reshape(2 * half, n_regions)[:count]
+    return seen
 
 
 class ShownSets:

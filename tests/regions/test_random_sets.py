@@ -8,6 +8,7 @@ from conftest import make_classifier, make_images
 from torch import nn
 
 from captum_pda import PDA, EfficientPDA, SampledPDA, WindowEvidence
+from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.contexts import contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.random_sets import RIDGE, RandomSets
@@ -19,7 +20,7 @@ TOO_FEW = 149
 
 def sets_of(n_regions: int = 6, count: int = 200) -> np.ndarray:
     mask = torch.arange(n_regions).reshape(1, n_regions, 1)
-    return RandomSets(FeatureMaskRegions(mask), count).seen
+    return RandomSets(FeatureMaskRegions(mask), count).seen[0]
 
 
 @pytest.mark.parametrize("target", [0, 2])
@@ -40,7 +41,7 @@ def test_what_is_linear_in_the_regions_is_found_up_to_the_penalty():
     regions = FeatureMaskRegions(torch.arange(8).reshape(1, 8, 1))
     sets = RandomSets(regions, 1000)
     truth = torch.linspace(-2, 3, 8, dtype=torch.float64)
-    scores = 5 + torch.from_numpy(sets.seen - 0.5) @ truth
+    scores = 5 + torch.from_numpy(sets.seen[0] - 0.5) @ truth
     known = torch.ones(1, 1000, dtype=torch.bool)
     centre, added, _ = sets.fit(scores.reshape(1, -1, 1), known)
     torch.testing.assert_close(added[0, :, 0], truth, rtol=0, atol=0.2)
@@ -170,12 +171,51 @@ def test_an_effort_that_is_not_known_is_refused(effort):
         PDA(nn.Flatten()).attribute(IMAGE, target=0, effort=effort)
 
 
-def test_a_thorough_map_shows_sets_of_several_granularities():
-    image = make_images(1, 3, 64, 64).float()
+def divided(*cuts: int) -> FeatureMaskRegions:
+    """Twelve pixels in a row, divided before some of them."""
+    places = torch.arange(12)
+    return FeatureMaskRegions(sum((places >= cut).long() for cut in cuts).reshape(1, 12))
+
+
+def test_sets_of_several_divisions_are_read_as_the_oracle_reads_them():
+    asked, divisions = divided(4, 8), (divided(4, 8), divided(2, 6, 10), divided(3))
+    sets = RandomSets(asked, 20, divisions)
+    scores = torch.randn(1, 20, 2, generator=torch.Generator().manual_seed(0)).double()
+    centre, added, _ = sets.fit(scores, torch.ones(1, 20, dtype=torch.bool))
+    shown = [~windows.hidden.numpy() for windows in sets.boxes(0)]
+    expected = reference.added_by_divisions(
+        np.concatenate(shown),
+        [division.numbers[0].numpy() for division in divisions],
+        asked.numbers[0].numpy(),
+        scores[0].numpy(),
+        3 * RIDGE,
+    )
+    np.testing.assert_allclose(centre[0], expected[0], atol=1e-9)
+    np.testing.assert_allclose(added[0], expected[1], atol=1e-9)
+
+
+def test_divisions_find_what_a_part_of_a_region_adds():
+    """Only the pixels 2 to 5 say something, which no region of the asked division is made of."""
+    divisions = tuple(divided(cut, cut + 4) for cut in (1, 2, 3, 4, 5, 6))
+    sets = RandomSets(divided(*range(1, 12)), 600, divisions)
+    shown = torch.cat([~windows.hidden for windows in sets.boxes(0)])
+    scores = shown[:, 2:6].double().mean(1).reshape(1, -1, 1)
+    _, added, _ = sets.fit(scores, torch.ones(1, 600, dtype=torch.bool))
+    assert set(added[0, :, 0].topk(4).indices.tolist()) == {2, 3, 4, 5}
+
+
+def test_the_default_sets_are_drawn_from_several_divisions():
+    image, shown = make_images(1, 3, 64, 64).float(), []
     layers = nn.Conv2d(3, 6, 16, stride=16), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     model = nn.Sequential(*layers, nn.Linear(24, 4)).eval()
-    evidence = PDA(model).evidence(image, effort="thorough")
-    random = evidence.in_context("random").parts
-    assert [part.size for part in random] == [(45,), (60,), (75,), (90,)]
-    sets = [RandomSets(part.regions, 100, seed).seen for seed, part in enumerate(random)]
-    assert len({each[:, :20].tobytes() for each in sets}) == 4  # each has sets of its own
+    evidence = EfficientPDA(model).evidence(image, context="random")
+    (part,) = evidence.parts
+    assert part.size == (60,)
+    (sets,) = choose_regions((image,), context="random")["random"][0]
+    assert len({len(division) for division in sets.divisions}) > 3
+    assert sum(map(len, sets.boxes(0))) == len(sets) == 200
+    for windows, members in zip(sets.boxes(0), sets.members(0), strict=True):
+        assert windows.first == members[0]
+        assert len(windows) == len(members)
+        shown.append(windows.hidden.flatten(1))
+    assert len(torch.cat(shown).unique(dim=0)) > 150  # a few hold nothing, or all
