@@ -111,7 +111,7 @@ class Coalitions:
 
     def _union(self, chosen: Any) -> Tensor:
         """The pixels of some regions each, (K, *space)."""
-        rows = torch.as_tensor(np.asarray(chosen)).cpu().bool()
+        rows = torch.as_tensor(np.asarray(chosen), device="cpu").bool()
         if rows.dim() != 2 or rows.shape[1] != len(self):
             raise ValueError(
                 f"coalitions have shape {tuple(rows.shape)}; give one row of {len(self)} booleans "
@@ -134,7 +134,7 @@ def coalitions_of(
     number = evidence.checked_example(example)
     space = tuple(evidence.inputs[0].shape[2:])
     if isinstance(regions, Tensor | np.ndarray) and np.ndim(regions) > 1:
-        pixels = np.asarray(torch.as_tensor(regions).cpu(), dtype=np.bool_)
+        pixels = np.asarray(torch.as_tensor(regions, device="cpu"), dtype=np.bool_)
         if pixels.shape[1:] != space:
             raise ValueError(
                 f"regions have shape {pixels.shape}; give the pixels of each as booleans, "

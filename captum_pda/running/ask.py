@@ -119,7 +119,9 @@ class Asker:
         n_samples = sampling.n_samples
         where = None
         if n_samples > 1:
-            where = _bounds(torch.ones(hidden.shape[1:]) if box is None else box.cpu())
+            where = _bounds(
+                torch.ones(hidden.shape[1:], device="cpu") if box is None else box.cpu()
+            )
         keys: list[Key] = [(number, context, _digest(mask), where) for mask in hidden]
         found = {key: self._known[key] for key in keys if key in self._known}
         new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}

@@ -244,6 +244,8 @@ def test_a_default_device_without_values_changes_nothing(method):
     expected = method(model).attribute(images, target=1)
     with torch.device("meta"):
         found = method(model).attribute(images, target=1)
+        if method is EfficientPDA:
+            method(model).evidence(images, scales=(4,)).interactions(1, regions=4)
     assert torch.equal(found, expected)
 
 
