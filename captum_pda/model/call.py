@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -184,11 +185,12 @@ class ModelCall:
     def check(self, outputs: Tensor) -> Tensor:
         """Find out whether an example gives the same among copies as in the batch it came in.
 
-        One pass of two rows does where all is well: an example, and a changed copy of it. (With
-        arguments of N rows, two passes of some more rows.) Where it gives something else, further
-        passes tell why: the model is random, which is said; an argument is not divided among the
-        examples after all; the model takes no other number of examples; or it looks at its batch,
-        so copies are run one at a time. Returns what the outputs of copies are to be compared with.
+        One pass of two rows does where all is well: an example, and a changed copy of it. (For a
+        batch of one also the changed copy alone, and with arguments of N rows, two passes of some
+        more rows.) Where it gives something else, further passes tell why: the model is random,
+        which is said; an argument is not divided among the examples after all; the model takes no
+        other number of examples; or it looks at its batch, so copies are run one at a time.
+        Returns what the outputs of copies are to be compared with.
         """
         n_rows, start = self._count_unlike_sizes(outputs), random_state()
         problem = self._mismatch(outputs, n_rows)
@@ -211,7 +213,10 @@ class ModelCall:
             return outputs
         # Batches of one size are computed in one way: what differs is not rounding.
         if agree(self._among(example, n_rows, 0.75)[-1:], found[-1:], found):
-            if agree(found[-1:], outputs[example : example + 1], found, MAX_ROUNDING):
+            given = outputs[example : example + 1]
+            if agree(found[-1:], given, found, MAX_ROUNDING) and self._changed_copy_agrees(
+                example, outputs, found, MAX_ROUNDING
+            ):
                 return outputs
             if self._mismatch(outputs, len(outputs)) is not None:  # as many as were given
                 self._check_arguments(None)
@@ -233,14 +238,21 @@ class ModelCall:
             sizes.update(size for tensor in tensors for size in tensor.shape)
         return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
 
-    def _examples_to_check(self) -> list[int]:
-        """The first example; where arguments have rows, also one whose rows are others."""
+    def _examples_to_check(self, n_rows: int) -> list[int]:
+        """The faintest example, which changes the most where a model divides by the largest value
+        of its batch, and which is not the last of ``n_rows`` anyway; where arguments have rows,
+        also one whose rows are others."""
+        largest = self.inputs[0].flatten(1).abs().amax(dim=1)
+        largest[n_rows - 1 : n_rows] = math.inf
+        faintest = int(largest.argmin())
         further = list(zip(self._arguments, self._is_row, strict=True))[len(self.inputs) :]
         rows = [each for each, is_row in further if is_row]
         if not rows:
-            return [0]
-        differ = sum((each != each[:1]).reshape(len(each), -1).any(dim=1).int() for each in rows)
-        return sorted({0, int(torch.as_tensor(differ).argmax())})
+            return [faintest]
+        differ = sum(
+            (each != each[faintest]).reshape(len(each), -1).any(dim=1).int() for each in rows
+        )
+        return sorted({faintest, int(torch.as_tensor(differ).argmax())})
 
     def _among(self, example: int, n_rows: int, strength: float = 0.5) -> Tensor:
         """The outputs of changed copies of an example, and of itself as the last."""
@@ -255,13 +267,26 @@ class ModelCall:
         """An example that gives something else among changed copies, with their outputs; or why
         these could not be run; None if all is well."""
         try:
-            for example in self._examples_to_check():
+            for example in self._examples_to_check(n_rows):
                 found = self._among(example, n_rows)
                 if not agree(found[-1:], outputs[example : example + 1], found):
+                    return example, found
+                if not self._changed_copy_agrees(example, outputs, found):
                     return example, found
         except Exception as error:
             return error
         return None
+
+    def _changed_copy_agrees(
+        self, example: int, outputs: Tensor, found: Tensor, share: float | None = None
+    ) -> bool:
+        """Whether a changed copy gives the same alone as beside the example (``found``), which has
+        the larger values. In a larger batch the faintest example is compared with itself instead,
+        and a model may not take one alone."""
+        if len(outputs) > 1 or len(found) == 1:
+            return True
+        changed = {n: _changed(tensor) for n, tensor in enumerate(self.inputs)}
+        return agree(self.with_copies(example, changed), found[:1], found, share)
 
     def check_batch(self, outputs: Tensor) -> bool:
         """As ``check``, for a method that runs no copies, with one pass of the batch: whether an

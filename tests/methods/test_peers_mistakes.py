@@ -21,9 +21,10 @@ def test_the_last_batch_counts_no_window_twice(rows):
     attributions = pda.attribute(
         image, sliding_window_shapes=3, strides=2, perturbations_per_eval=rows
     )
-    # The image as it is, and the pass that checks the model: a changed copy and the image again.
-    assert [batch.tolist() for batch in touched[:2]] == [[False], [True, False]]
-    assert sum(len(batch) for batch in touched[2:]) == 5 * 5
+    # The image as it is, and two passes that check the model: a changed copy beside the image, and
+    # by itself.
+    assert [batch.tolist() for batch in touched[:3]] == [[False], [True, False], [True]]
+    assert sum(len(batch) for batch in touched[3:]) == 5 * 5
     # Every window adds one to each of its nine pixels, so every window's evidence is -9.
     torch.testing.assert_close(attributions, torch.full_like(image, -9))
 
@@ -55,5 +56,5 @@ def test_perturbing_costs_no_python_step_a_window(monkeypatch):
     EfficientPDA(lambda x: x.mean((2, 3)), ConstantPrior(), output="raw", engine="dense").attribute(
         image, sliding_window_shapes=4, strides=1, perturbations_per_eval=29 * 29
     )
-    # One of the two copies is in the pass that checks the model.
-    assert calls == {"index_copy_": 1, "copy_": 2}
+    # Two of the three copies are in the passes that check the model.
+    assert calls == {"index_copy_": 1, "copy_": 3}

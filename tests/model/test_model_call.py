@@ -171,6 +171,15 @@ def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
     torch.testing.assert_close(found, explain(lambda x, y: net(x) + y, images, offset))
 
 
+@pytest.mark.parametrize("n_examples", [1, 2, 3])
+def test_a_model_that_divides_by_the_largest_value_of_its_batch_is_noticed(net, n_examples):
+    images = make_images(n_examples, 3, 9, 11) * torch.arange(1, n_examples + 1).view(-1, 1, 1, 1)
+    alone = lambda x: torch.cat([net(each[None] / each.max()) for each in x])  # noqa: E731
+    with pytest.warns(UserWarning, match="other examples in its batch"):
+        found = explain(lambda x: net(x / x.max()), images)
+    torch.testing.assert_close(found, explain(alone, images))
+
+
 def test_a_model_that_takes_one_example_only_gets_one_at_a_time(net):
     image = make_images(1, 3, 9, 11)
 
@@ -285,7 +294,7 @@ def test_models_that_are_all_right_hear_nothing(net, kind, n_examples):
     explain(model, make_images(n_examples, 3, 9, 11).float(), target=target)
 
 
-def test_the_check_costs_one_small_pass(net):
+def test_the_check_costs_a_small_pass_or_two(net):
     rows = []
 
     def model(x):
@@ -297,6 +306,6 @@ def test_the_check_costs_one_small_pass(net):
         rows.clear()
         pda.attribute(make_images(n_examples, 3, 9, 11), target=1, **WINDOWS)
         assert rows[:2] == [n_examples, most]
-        n_run = sum(rows) - most
+        n_run = sum(rows) - most - (n_examples == 1)
         n_windows = len(pda.evidence(make_images(1, 3, 9, 11), **WINDOWS).parts[0].regions)
         assert n_run == n_examples * (1 + n_windows)
