@@ -413,9 +413,7 @@ class GaussianPatchPrior(BlurredContext):
             joint = prior.channels == "joint"
             moments_type = COVARIANCES[prior.covariance]
             tensors = file.read(moments_type.shapes(patch, joint, channels))
-            moments = moments_type(patch, joint, tensors)
-            moments.check()
-            prior._moments = moments
+            prior._moments = moments_type(patch, joint, tensors)
         return prior
 
     def settings(self) -> dict[str, object]:
