@@ -532,12 +532,13 @@ class WindowEvidence:
             at_least: the probability (or raw output) to keep; without one the class is to be first.
             regions: as in ``coalitions``; without them all regions of about a 60th of the input.
             example: which one, where the evidence is of several.
-            max_passes: how many sets of regions are asked at most, each by one pass (in
-                ``necessary`` by one for each sample). A part that is not minimal by then says so.
+            max_passes: how many sets of regions are asked at most for each part, each by one pass
+                (in ``necessary`` by one for each sample). Photos take 10 to 60 for the first part.
+                A part that is not minimal by then says so.
             show_progress: whether to show a progress bar.
 
         Returns:
-            The parts; none if even all regions of the order do not keep the answer.
+            The parts; none if even all regions of the order do not keep the answer by then.
         """
         search = (regions, example, max_passes, show_progress)
         return deciding_parts(self, target, None, at_least, True, n, *search)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -94,7 +95,7 @@ class Coalitions:
         """The columns of ``target`` of scores (..., columns), (..., 1 or more)."""
         rows = scores.reshape(1, -1, scores.shape[-1]).expand(len(self.evidence), -1, -1)
         picked = self.evidence.outputs.pick(rows, target)[self.example]
-        return picked.reshape(*scores.shape[:-1], -1)
+        return picked.reshape(*scores.shape[:-1], picked.shape[-1])
 
     def values(self, scores: Tensor, target: TargetType) -> Tensor:
         """What is measured of ``target``, such as its log2 odds, of scores (..., columns)."""
@@ -111,14 +112,16 @@ class Coalitions:
 
     def _union(self, chosen: Any) -> Tensor:
         """The pixels of some regions each, (K, *space)."""
-        rows = torch.as_tensor(np.asarray(chosen), device="cpu").bool()
-        if rows.dim() != 2 or rows.shape[1] != len(self):
+        rows = np.asarray(chosen.cpu() if isinstance(chosen, Tensor) else chosen)
+        is_given = rows.ndim == 2 and rows.shape[1] == len(self) and rows.dtype.kind in "biuf"
+        if not is_given or not np.isin(rows, (0, 1)).all():
             raise ValueError(
-                f"coalitions have shape {tuple(rows.shape)}; give one row of {len(self)} booleans "
-                "for each coalition, (K, regions)"
+                f"coalitions have shape {rows.shape} and dtype {rows.dtype}; give one row of "
+                f"{len(self)} booleans for each coalition, (K, regions)"
             )
         flat = torch.from_numpy(self.pixels.reshape(len(self), -1)).float()
-        return (rows.float() @ flat > 0).reshape(-1, *self.pixels.shape[1:])
+        unions = torch.from_numpy(rows.astype(np.float32)) @ flat > 0
+        return unions.reshape(len(rows), *self.pixels.shape[1:])
 
 
 def coalitions_of(
@@ -134,11 +137,11 @@ def coalitions_of(
     number = evidence.checked_example(example)
     space = tuple(evidence.inputs[0].shape[2:])
     if isinstance(regions, Tensor | np.ndarray) and np.ndim(regions) > 1:
-        pixels = np.asarray(torch.as_tensor(regions, device="cpu"), dtype=np.bool_)
-        if pixels.shape[1:] != space:
+        pixels = np.asarray(torch.as_tensor(regions, device="cpu"))
+        if pixels.shape[1:] != space or pixels.dtype != np.bool_ or not len(pixels):
             raise ValueError(
-                f"regions have shape {pixels.shape}; give the pixels of each as booleans, "
-                f"(regions, *{space})"
+                f"regions have shape {pixels.shape} and dtype {pixels.dtype}; give the pixels of "
+                f"each as booleans, (regions, *{space})"
             )
         if not pixels.reshape(len(pixels), -1).any(axis=1).all():
             raise ValueError("regions holds one without pixels; leave it out")
@@ -151,17 +154,22 @@ def coalitions_of(
         )
     size = listed_regions(kinds, number, share)
     numbers, means = means_inside(size, number, map_values(evidence, target, rather_than, number))
-    if regions is None or isinstance(regions, int):
+    if np.ndim(regions) == 0:  # type: ignore[arg-type]
         strength = means if regions is None else np.abs(means)
         candidates = numbers[np.argsort(-strength, kind="stable")]
         n = len(candidates) if regions is None else check_count("regions", regions)
     else:
-        candidates = np.asarray(regions, dtype=np.int64)
+        candidates = np.asarray(regions)
         n = len(candidates)
+        if candidates.ndim > 1 or candidates.dtype.kind not in "iu":
+            raise TypeError(
+                f"regions={regions!r} must be how many of the strongest, the numbers of some, or "
+                "the pixels of each as an array of booleans, (regions, *space)"
+            )
         if unknown := sorted(set(candidates.tolist()) - set(numbers.tolist())):
             raise ValueError(
-                f"regions={list(regions)} holds {unknown}; the example has the regions "
-                f"{numbers.min()} to {numbers.max()} of {size.title}"
+                f"regions holds {unknown[:5]}; the example has the regions {numbers.min()} to "
+                f"{numbers.max()} of {size.title}"
             )
     chosen: dict[int, Pixels] = {}
     taken = np.zeros(space, dtype=np.bool_)
@@ -183,8 +191,10 @@ def coalitions_of(
 # Interactions
 
 
-def meaning(interaction: float, evidence: float) -> str:
+def meaning(interaction: float, evidence: float, unit: str) -> str:
     """What an interaction of two parts with this evidence together means, in words."""
+    if signed(interaction, unit).strip("0.") == "":
+        return "they add up"
     covers = (interaction > 0) == (evidence >= 0)
     words = "each covers for the other" if covers else "they speak only together"
     return words if evidence >= 0 else f"{words}, against the class"
@@ -212,7 +222,7 @@ class Interaction:
     @property
     def meaning(self) -> str:
         """What the interaction means: "each covers for the other" or "they speak only together"."""
-        return meaning(self.value, sum(self.lost))
+        return meaning(self.value, sum(self.lost), self.unit)
 
     def __str__(self) -> str:
         both, one, other = (signed(-value, self.unit) for value in self.lost)
@@ -375,7 +385,7 @@ class DecidingPart:
         first: the class that is first then; None where outputs are no classes.
         first_prediction: its probability.
         minimal: whether leaving out any single region was asked, and fails.
-        n_passes: how many passes the search took.
+        n_passes: how many sets of regions were asked to find it.
         in_words: a prediction as it is told.
 
     Example::
@@ -490,7 +500,7 @@ class _Search:
             pixels=np.logical_or.reduce(game.pixels[chosen]),
             n_regions=len(game),
             alone=self.alone,
-            target=flat_target(game, self.target),
+            target=flat_target(game.evidence, game.example, self.target),
             seen=float(game.predictions(game.seen, self.target)),
             prediction=float(game.predictions(scores, self.target)),
             first=first,
@@ -507,34 +517,44 @@ def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
     return int(scores.argmax()) if is_class and len(scores) > 1 else None
 
 
-def flat_target(game: Coalitions, target: TargetType) -> int:
+def flat_target(
+    evidence: WindowEvidence, example: int, target: TargetType, name: str = "target"
+) -> int:
     """The number of the one column that a target means."""
-    picked = game.pick(torch.arange(len(game.seen), device=game.seen.device), target)
+    columns = torch.arange(evidence.scores.shape[1], device=evidence.scores.device)
+    picked = evidence.outputs.pick(columns.expand(len(evidence), 1, -1), target, name)[example]
     if picked.numel() != 1:
         raise ValueError(
-            f"target={target!r} is a mask of {picked.numel()} outputs; give one output to ask for "
+            f"{name}={target!r} is a mask of {picked.numel()} outputs; give one output to ask for "
             "the regions that decide it"
         )
     return int(picked)
 
 
 def _goal_for(
-    game: Coalitions, target: TargetType, bound: float | None, keep: bool
+    game: Coalitions, own: int, bound: float | None, keep: bool
 ) -> Callable[[Tensor], bool]:
-    """Whether scores (columns,) have the target at the top, or at the bound; or, for
-    ``keep=False``, whether they do not."""
-    own = flat_target(game, target)
-    if bound is not None:
-        return lambda scores: bool(game.predictions(scores, target) >= bound) == keep
-    if first_class(game.evidence, game.seen) is not None:
-        return lambda scores: (int(scores.argmax()) == own) == keep
-    if not game.kind.has_probabilities or game.seen.numel() > 1:
+    """Whether scores (columns,) have an output at the top, or at the bound; or, for ``keep=False``,
+    whether they do not. Scores that are not finite reach no goal."""
+    evidence = game.evidence
+    has_first = first_class(evidence, game.seen) is not None
+    if (
+        bound is None
+        and not has_first
+        and (not game.kind.has_probabilities or game.seen.numel() > 1)
+    ):
         raise ValueError(
             "these outputs are not one list of classes, so none is first; give the bound of the "
             "output instead, such as at_least=0.5 or below=0.5"
         )
     is_likely = bool(game.seen[own] >= 0)
-    return lambda scores: (bool(scores[own] >= 0) == is_likely) == keep
+
+    def holds(scores: Tensor) -> bool:
+        if bound is not None:
+            return float(evidence.measure.prediction(scores[own])) >= bound
+        return int(scores.argmax()) == own if has_first else bool(scores[own] >= 0) == is_likely
+
+    return lambda scores: bool(scores.isfinite().all()) and holds(scores) == keep
 
 
 def deciding_parts(
@@ -553,33 +573,50 @@ def deciding_parts(
     ``sufficient`` and ``necessary`` of ``WindowEvidence``."""
     check_count("n", n)
     check_count("max_passes", max_passes)
+    number, measure = evidence.checked_example(example), evidence.measure
+    lower = "at_least" if alone else "below"
     if expected is not None and bound is not None:
         raise ValueError("below and expected both say what to reach; give one of them")
+    highest = 1.0 if measure.needs_probabilities else math.inf
+    if bound is not None and not (isinstance(bound, Real) and abs(bound) <= highest):
+        kind = "a probability" if measure.needs_probabilities else "a number"
+        raise ValueError(f"{lower}={bound!r} must be {kind} to keep or to come under")
     if target is None:
-        target = first_class(evidence, evidence.scores[evidence.checked_example(example)])
-    game = coalitions_of(evidence, target, regions, example, expected, PART_SHARE)
-    own = target if expected is None else expected
-    goal = _goal_for(game, own, bound, keep=alone or expected is not None)
-    if alone and not goal(game.seen):
-        said = evidence.measure.in_words(float(game.predictions(game.seen, target)))
+        target = first_class(evidence, evidence.scores[number])
+    own = flat_target(evidence, number, target)
+    wanted = own if expected is None else flat_target(evidence, number, expected, "expected")
+    if expected is not None and wanted == own:
+        raise ValueError(
+            f"expected={expected!r} is the class that is asked about: there is nothing to hide for "
+            "it; give another class"
+        )
+    game = coalitions_of(evidence, target, regions, number, expected, PART_SHARE)
+    goal = _goal_for(game, wanted, bound, keep=alone or expected is not None)
+    if goal(game.seen) != alone:
+        said = measure.in_words(float(game.predictions(game.seen, target)))
         if bound is None:
             said = f"{said}, and class {first_class(evidence, game.seen)} is first"
+        reached = "does not reach this" if alone else "is past this already, nothing to hide for it"
         raise ValueError(
-            f"target={flat_target(game, target)} does not reach this with everything seen: it has "
-            f"{said}; ask about that class, or give a lower at_least="
+            f"target={own} {reached}: with everything seen it has {said}; ask about that class, or "
+            f"give a lower {lower}="
         )
-    if not alone and goal(game.seen):
-        raise ValueError("the answer is so with everything seen: there is nothing to hide for it")
     n_samples = 1 if alone else game.asker.sampling.n_samples
-    title = "Sufficient parts" if alone else "Necessary part"
+    title = f"{'Sufficient parts' if alone else 'Necessary part'}, at most"
     parts: list[DecidingPart] = []
     left = list(range(len(game)))
-    with ProgressBar(max_passes * n_samples, title if show_progress else None) as bar:
+    n_passes = n * max_passes * n_samples
+    with ProgressBar(n_passes, title if show_progress else None) as bar:
         if show_progress:
-            bar.expect(game.asker.seconds_per_pass(game.example))
-        search = _Search(game, target, goal, alone, max_passes, bar)
+            one = torch.from_numpy(~game.pixels[0] if alone else game.pixels[0])
+            seconds = game.asker.seconds_per_pass(number, one, "empty" if alone else "full")
+            bar.expect(seconds * n_passes)
         try:
-            while left and len(parts) < n and (found := search.smallest(left)):
+            while left and len(parts) < n:
+                search = _Search(game, target, goal, alone, max_passes, bar)
+                found = search.smallest(left)
+                if found is None:
+                    break
                 parts.append(found)
                 left = [one for one in left if not (game.pixels[one] & found.pixels).any()]
         except BaseException as error:
@@ -629,11 +666,11 @@ class RegionGame:
         return self.coalitions.pixels
 
     def __call__(self, coalitions: Any) -> npt.NDArray[np.float64]:
-        present = np.atleast_2d(np.asarray(coalitions, dtype=np.bool_))
+        present = np.atleast_2d(np.asarray(coalitions))
         if self.context == "empty":
             scores = self.coalitions.only(present, self.progress)
         else:
-            scores = self.coalitions.ask(~present, progress=self.progress)
+            scores = self.coalitions.ask(1 - present.astype(np.float32), progress=self.progress)
         values = self.coalitions.values(scores, self.target)
         return np.asarray(values.cpu(), dtype=np.float64)
 

@@ -70,7 +70,7 @@ class Split:
     @property
     def meaning(self) -> str:
         """What the interaction means, in words."""
-        return meaning(self.interaction, sum(self.values))
+        return meaning(self.interaction, sum(self.values), self.unit)
 
     def __str__(self) -> str:
         shares = " and ".join(f"{100 * one.mean():.1f}%" for one in self.pixels)
@@ -275,7 +275,9 @@ class TreePDA(PerturbationPDA):
         try:
             with ProgressBar(n_passes, title, warns=True) as bar:
                 if title is not None:
-                    bar.expect(asker.seconds_per_pass(0) * n_passes)
+                    half = torch.zeros(images.shape[2:], dtype=torch.bool, device="cpu")
+                    half[: -(-len(half) // 2)] = True
+                    bar.expect(asker.seconds_per_pass(0, half, FILLS[self.fill]) * n_passes)
                 for example in range(len(images)):
                     tree = _tree_of(images, regions, example, nested)
 
@@ -381,6 +383,8 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
         if len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
             return FeatureMaskRegions(torch.from_numpy(tiles(shape[2:]))[None])
         superpixels = LEAVES
+    if superpixels is not None:
+        check_count("superpixels", superpixels)
     found = choose_regions((images,), feature_mask=feature_mask, superpixels=superpixels)
     ((regions,),) = found["full"]
     return cast(FeatureMaskRegions, regions)

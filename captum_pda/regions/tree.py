@@ -97,10 +97,11 @@ class RegionTree:
             )
 
         number_of(tree)
-        if sorted(used) != list(range(len(labels))):
+        counts = np.bincount(used, minlength=len(labels))
+        if wrong := [label for label, count in zip(labels, counts, strict=True) if count != 1]:
             raise ValueError(
-                f"tree holds {len(used)} regions, and there are {len(labels)}; it must hold each "
-                "of them once"
+                f"tree holds the regions {wrong[:5]} of feature_mask not at all or several times; "
+                "it must hold each of them once"
             )
         return cls(leaves, children)
 

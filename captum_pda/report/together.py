@@ -36,7 +36,7 @@ def together_header(
     for number, pixels in enumerate(game.pixels):
         owners[pixels] = number
         places.append(list(innermost(pixels)[::-1]))
-    target = flat_target(game, interactions.target)
+    target = flat_target(evidence, example, interactions.target)
     unit = f" {interactions.unit}" if interactions.unit else ""
     pairs = interactions.pairs()
     strongest = max((abs(pair.value) for pair in pairs), default=0.0)

@@ -83,11 +83,13 @@ class Asker:
         found = self._finished(self._numbers[example], copies.unsqueeze(0))
         return torch.cat([scores for _, scores in found])
 
-    def seconds_per_pass(self, example: int) -> float:
-        """How long a pass of one copy of an example takes, from one pass that is measured."""
-        number = self._numbers[example]
+    @torch.no_grad()
+    def seconds_per_pass(self, example: int, hidden: Tensor, context: str = "full") -> float:
+        """How long a pass with some pixels (*space) hidden takes, with their fill; one is run."""
         start = time.perf_counter()
-        device_sync.wait(self(example, self.call.inputs[0][number : number + 1].detach()))
+        sampling = replace(self.sampling, n_samples=1)
+        copies = self._copies(self._numbers[example], hidden[None], context, None, sampling)
+        device_sync.wait(self(example, copies[0]))
         return time.perf_counter() - start
 
     @torch.no_grad()
@@ -103,7 +105,7 @@ class Asker:
 
         Args:
             example: its number.
-            hidden: which pixels are hidden, true or false.
+            hidden: which pixels are hidden, as booleans.
             context: "full" or "empty".
             box: pixels (*space) that all sets lie in. Samples of all sets that are asked with the
                 same box are drawn with the same random numbers.
@@ -115,6 +117,12 @@ class Asker:
         """
         check_choice("context", context, ("full", "empty"))
         number, hidden = self._numbers[example], hidden.cpu()
+        space = tuple(self.call.inputs[0].shape[2:])
+        if hidden.dtype != torch.bool or tuple(hidden.shape[1:]) != space:
+            raise ValueError(
+                f"hidden is a tensor of {hidden.dtype} of shape {tuple(hidden.shape)}; give the "
+                f"pixels that are hidden in each set as booleans, (K, *{space})"
+            )
         sampling = replace(self.sampling.in_context(CONTEXTS[context]), common_draws=True)
         n_samples = sampling.n_samples
         where = None
@@ -127,9 +135,11 @@ class Asker:
         new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
         bar = progress
         if not isinstance(bar, ProgressBar):
-            seconds = self.seconds_per_pass(example) if bar is not None and new else 0.0
+            some = [mask for mask in new.values() if mask.any()] if bar is not None else []
             bar = ProgressBar(len(new) * n_samples, bar, warns=True)
-            bar.expect(seconds * len(new) * n_samples)
+            if some:
+                seconds = self.seconds_per_pass(example, some[0], context)
+                bar.expect(seconds * len(new) * n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar:
@@ -138,11 +148,11 @@ class Asker:
                     del new[key]
                     bar.update(n_samples)
                 for start in range(0, len(new), at_once):
-                    some = list(new)[start : start + at_once]
-                    masks = torch.stack([new[key] for key in some])
+                    chunk = list(new)[start : start + at_once]
+                    masks = torch.stack([new[key] for key in chunk])
                     copies = self._copies(number, masks, context, where, sampling)
                     for place, scores in self._finished(number, copies, bar.update):
-                        found[some[place]] = scores
+                        found[chunk[place]] = scores
         except BaseException as error:
             attach_result(error, self._stacked(keys, found, n_samples))
             raise

@@ -82,6 +82,7 @@ def test_regions_that_cover_for_each_other_and_ones_that_speak_only_together():
         assert pair.meaning == words
         assert words in str(found)
         assert all(abs(other.value) < 1e-5 for other in others)
+        assert {other.meaning for other in others} == {"they add up"}
         # The other class is spoken against, by the same pair in the same way.
         (mirrored, *_) = found.pairs(0)
         assert mirrored.value == pytest.approx(-value, rel=1e-5)
@@ -201,7 +202,7 @@ def test_bounds_expected_classes_and_few_passes():
     assert 7 in part.numbers
     assert len(part.numbers) == 3
     _, evidence = tile_evidence(majority, bright(*range(16)))
-    (part,) = evidence.sufficient(max_passes=4)
+    (part,) = evidence.sufficient(n=1, max_passes=4)
     assert not part.minimal
     assert "not minimal" in str(part)
 
@@ -223,6 +224,35 @@ def test_the_necessary_part_changes_the_answer_and_is_minimal():
     assert is_minimal(part, changes)
     assert "class 2 is first" in str(part)
     assert "wolf is first" in part.described(["cat", "husky", "wolf"])
+
+
+def test_each_further_part_has_passes_of_its_own():
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 4, 5))
+    first, second = evidence.sufficient(max_passes=8)
+    assert first.minimal
+    assert second.minimal
+    assert max(first.n_passes, second.n_passes) <= 8 < first.n_passes + second.n_passes
+
+
+def test_scores_that_are_not_finite_change_no_answer():
+    def failing(tiles):
+        bright = tiles[:, :4] > 0.5
+        fails = ~bright[:, :2].any(dim=1) & bright[:, 2:].all(dim=1)
+        return torch.where(fails[:, None], torch.nan, majority(tiles))
+
+    for rule, is_found in ((majority, True), (failing, False)):
+        _, evidence = tile_evidence(rule, bright(0, 1, 2, 3))
+        assert (evidence.necessary(regions=[0, 1]) is not None) == is_found
+
+
+def test_passes_and_time_are_said_before_they_start(capsys):
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 7))
+    evidence.sufficient(n=2, max_passes=50, show_progress=True)
+    evidence.necessary(show_progress=True)
+    evidence.as_game(1, regions=[8, 9], show_progress=True)([[0, 0], [0, 1]])
+    said = capsys.readouterr().err
+    for words in ("parts, at most: 100 passes", "part, at most: 100 passes", "Game: 2 passes"):
+        assert words in said
 
 
 def test_what_cannot_be_reached_is_none():
@@ -270,20 +300,35 @@ def test_evidence_without_a_model_says_what_to_do():
 
 
 def test_arguments_that_make_no_sense_are_named():
-    _, evidence = tile_evidence(majority, bright(0))
-    for regions, message in (
-        ([0, 99], r"\[99\]"),
-        ([0], "needs two"),
-        (np.ones((2, 3, 3), bool), "regions have shape"),
-        (np.zeros((2, 16, 16), bool), "without pixels"),
-        (0, "regions"),
+    _, evidence = tile_evidence(majority, bright(0, 1, 2))
+    for regions, error, message in (
+        ([0, 99], ValueError, r"\[99\]"),
+        ([0], ValueError, "needs two"),
+        ([], TypeError, "how many of the strongest"),
+        ([0.5, 1.5], TypeError, "how many of the strongest"),
+        ([True] * 16, TypeError, "how many of the strongest"),
+        ("all", TypeError, "regions must be an int"),
+        (np.ones((2, 3, 3), bool), ValueError, "regions have shape"),
+        (np.ones((2, 16, 16)), ValueError, "dtype float64; give .* booleans"),
+        (np.zeros((2, 16, 16), bool), ValueError, "without pixels"),
+        (0, ValueError, "regions"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(error, match=message):
             evidence.interactions(1, regions=regions)
     with pytest.raises(ValueError, match="SampledPDA"):
         evidence.interactions(0, regions=2).standard_errors()
-    with pytest.raises(ValueError, match="coalitions have shape"):
-        evidence.coalitions(1, regions=4).ask([[True, False]])
+    for sets in ([[True, False]], [[0.5, 1, 0, 0]], [["a"] * 4]):
+        with pytest.raises(ValueError, match="coalitions have shape"):
+            evidence.coalitions(1, regions=4).ask(sets)
+    for wrong in (float("nan"), 2.0, "x", [0.5]):
+        with pytest.raises(ValueError, match=r"at_least=.* must be a probability"):
+            evidence.sufficient(at_least=wrong)
+        with pytest.raises(ValueError, match=r"below=.* must be a probability"):
+            evidence.necessary(below=wrong)
+    with pytest.raises(ValueError, match="expected=9 is out of range"):
+        evidence.necessary(expected=9)
+    with pytest.raises(ValueError, match="target=0 is past this already"):
+        evidence.necessary(0)
 
 
 def test_masks_of_one_s_own_are_regions():
@@ -315,6 +360,7 @@ def test_a_game_has_the_values_of_its_coalitions():
     assert empty([False, False, False])[0] == pytest.approx(
         float(evidence.in_context("empty").parts[0].reference[0, 1]) / np.log(2), rel=1e-5
     )
+    assert game(np.zeros((0, 3))).shape == (0,)
     with pytest.raises(ValueError, match="context"):
         evidence.as_game(1, context="both")
 

@@ -164,6 +164,8 @@ def test_arguments_that_make_no_sense_are_named():
     for tree, message in ((((0, 1), 2), "each of them once"), ((0, "a"), "'a'")):
         with pytest.raises(ValueError, match=message):
             pda.attribute(image, target=0, feature_mask=TILES, tree=tree)
+    with pytest.raises(TypeError, match="superpixels must be an int"):
+        pda.attribute(image, target=0, superpixels=(5, 6))
     with pytest.raises(ValueError, match="examples"):
         pda.tree(make_images(2, 3, 8, 9), target=0)
     with pytest.raises(ValueError, match="one tensor"):

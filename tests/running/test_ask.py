@@ -159,6 +159,13 @@ def test_a_prior_of_small_patches_names_one_that_fills_any_set():
         evidence.ask.hidden(0, (regions[0] | regions[99])[None])
 
 
+def test_pixels_are_given_as_booleans_of_the_input_s_shape():
+    evidence = EfficientPDA(make_classifier()).evidence(make_images(1, 3, 8, 9), feature_mask=TILES)
+    for wrong in (torch.zeros(2, 5, 5) > 0, torch.zeros(8, 9) > 0, torch.zeros(1, 8, 9)):
+        with pytest.raises(ValueError, match="as booleans"):
+            evidence.ask.hidden(0, wrong)
+
+
 def test_what_is_known_survives_an_interruption():
     model = Counting(make_classifier())
     evidence = EfficientPDA(model).evidence(
