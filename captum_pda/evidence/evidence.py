@@ -533,7 +533,7 @@ class WindowEvidence:
             regions: as in ``coalitions``; without them all regions of about a 60th of the input.
             example: which one, where the evidence is of several.
             max_passes: how many sets of regions are asked at most for each part, each by one pass
-                (in ``necessary`` by one for each sample). Photos take 10 to 60 for the first part.
+                (in ``necessary`` by one for each sample). Photos take 1 to 60 for the first part.
                 A part that is not minimal by then says so.
             show_progress: whether to show a progress bar.
 
