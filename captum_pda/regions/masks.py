@@ -99,12 +99,6 @@ class FeatureMaskRegions:
         other.numbers, other._groups_of = self.numbers[rows], {}
         return other
 
-    def pixels_of(self, example: int, number: int) -> npt.NDArray[np.bool_]:
-        """Which pixels of an example belong to a region, (*space)."""
-        row = self.numbers[0 if len(self.numbers) == 1 else example]
-        pixels: npt.NDArray[np.bool_] = (row == number).numpy()
-        return pixels
-
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel its region's value of (N, W), (N, *space)."""
         numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)

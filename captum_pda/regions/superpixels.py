@@ -40,6 +40,10 @@ class Superpixels(FeatureMaskRegions):
 
     def __init__(self, images: Tensor, granularity: int, roi: Tensor | None = None) -> None:
         self.granularity = granularity
+        if roi is not None and (tuple(roi.shape) != tuple(images.shape[2:]) or not roi.any()):
+            raise ValueError(
+                f"roi has shape {tuple(roi.shape)}; mark some pixels of {tuple(images.shape[2:])}"
+            )
         super().__init__(torch.stack([_slic(image, granularity, roi) for image in images]))
         self.n_unasked = int(self.labels[0] < 0)
 

@@ -1,6 +1,5 @@
 """Superpixels: regions that follow each example, and when they are the default."""
 
-import numpy as np
 import pytest
 import torch
 from conftest import make_classifier, make_images
@@ -39,10 +38,16 @@ def test_an_example_alone_has_the_regions_that_it_has_in_a_batch():
         present = ~together.absent(3)[n]
         assert int(present.sum()) == len(alone)
         for label in alone.labels:
-            assert np.array_equal(
-                alone.pixels_of(0, alone.labels.index(label)),
-                together.pixels_of(n, together.labels.index(label)),
+            assert torch.equal(
+                alone.numbers[0] == alone.labels.index(label),
+                together.numbers[n] == together.labels.index(label),
             )
+
+
+@pytest.mark.parametrize("roi", [torch.ones(5, 5), torch.zeros(30, 36)])
+def test_a_region_of_interest_marks_pixels_of_the_images(roi):
+    with pytest.raises(ValueError, match="roi has shape"):
+        Superpixels(make_images(1, 3, 30, 36), 10, roi)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
