@@ -154,12 +154,12 @@ class GaussianFieldPrior(BlurredContext):
     def _colour_roots(self, example: Tensor, regions: Windows, like: Tensor) -> Tensor:
         """Square roots of the covariances of colours, (W, C, C), in the dtype of ``like``."""
         if self.colour_covariance is None:
-            covariances = _surrounding_colours(example, regions, like.dtype)
+            covariances, unit = _surrounding_colours(example, regions, like.dtype)
         else:
             covariances = device_sync.moved_like(self.colour_covariance, like)
-            covariances = covariances.expand(len(regions), -1, -1)
+            covariances, unit = covariances.expand(len(regions), -1, -1), like.new_ones(1, 1, 1)
         values, vectors = torch.linalg.eigh(covariances)
-        roots: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        roots: Tensor = unit * vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         return roots
 
     def _check_channels(self, example: Tensor) -> None:
@@ -255,8 +255,11 @@ class GaussianFieldPrior(BlurredContext):
         )
 
 
-def _surrounding_colours(example: Tensor, regions: Windows, dtype: torch.dtype) -> Tensor:
-    """The covariance of colours of each region's samples, (W, C, C), from seen pixels around it.
+def _surrounding_colours(
+    example: Tensor, regions: Windows, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The covariance of colours of each region's samples, (W, C, C), from seen pixels around it, in
+    squares of a unit, (W, 1, 1): squares of tiny values are 0 in single precision.
 
     With d the differences between seen neighbours and n seen pixels, sum d d^T / (n - 1) is the
     covariance of the largest likelihood of a field on these pixels.
@@ -268,15 +271,17 @@ def _surrounding_colours(example: Tensor, regions: Windows, dtype: torch.dtype) 
     for axis, (margin, width) in enumerate(zip(margins, regions.window, strict=True), start=1):
         inner = inner.narrow(axis, margin, width)
     inner &= False if regions.hidden is None else ~regions.hidden.to(seen.device)
-    total = values.new_zeros(len(regions), len(example), len(example))
+    found = []
     for axis in range(2, 2 + n_dims):
         length = values.shape[axis] - 1
         both = seen.narrow(axis, 0, length) & seen.narrow(axis, 1, length)
-        steps = values.narrow(axis, 1, length) - values.narrow(axis, 0, length)
-        steps = steps.where(both, 0).flatten(2)
-        total += steps @ steps.mT
+        step = values.narrow(axis, 1, length) - values.narrow(axis, 0, length)
+        found.append(step.where(both, 0).flatten(2))
+    steps = torch.cat(found, dim=2)
+    unit = steps.abs().amax(dim=(1, 2), keepdim=True)
+    steps /= unit.where(unit > 0, 1)
     count = seen.flatten(1).sum(-1) - 1
-    return total / count.clamp_min(1).reshape(-1, 1, 1)
+    return steps @ steps.mT / count.clamp_min(1).reshape(-1, 1, 1), unit
 
 
 class _Spectrum:
