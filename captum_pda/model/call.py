@@ -110,7 +110,7 @@ class ModelCall:
     def unperturbed(self) -> Tensor:
         """The model's checked outputs for the inputs as they are, (N, ...).
 
-        The first time, a small pass more finds out whether the model can be asked in batches of
+        The first time, a small pass or two find out whether the model can be asked in batches of
         copies: ``check``.
         """
         if self._outputs is None:
