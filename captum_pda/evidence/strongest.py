@@ -106,6 +106,14 @@ class StrongRegion:
         """What it says by itself: its evidence in the empty context, if that was asked."""
         return self.evidence.get("empty")
 
+    @property
+    def main_answer(self) -> str:
+        """The first answer that has the sign of the map, where there is room for one only."""
+        agreeing = [
+            place for place, one in enumerate(self.evidence.values()) if one * self.value > 0
+        ]
+        return self.answers()[agreeing[0] if agreeing else 0]
+
     def __str__(self) -> str:
         return "; ".join(self.answers())
 

@@ -247,7 +247,7 @@ def _summary(
     }
     for kind, regions in (lists or {}).items():
         if regions:
-            summary[kind] = {"value": regions[0]["value"], "words": regions[0]["answers"][0]}
+            summary[kind] = {"value": regions[0]["value"], "words": regions[0]["main"]}
     if tested is not None and tested["failure"] is None:
         of_class = "" if first == 0 else f"{names[first]}: "
         sentence = of_class + tested["sentence"]
@@ -441,6 +441,7 @@ def _listed(
                 "lost": _lost(region, number),
                 "value": region.value,
                 "answers": region.answers(),
+                "main": region.main_answer,
             }
             for region in regions
         ]

@@ -65,6 +65,7 @@ def space_header(
                     {
                         "value": region.value,
                         "answers": region.answers(),
+                        "main": region.main_answer,
                         "place": [one // step for one in innermost(region.pixels)],
                     }
                     for region in regions

@@ -99,6 +99,9 @@ def test_each_question_has_its_own_answer():
     assert region.seen == pytest.approx(float(evidence.probabilities[0, 0]))
     assert str(region).startswith("without it: ")
     assert "by itself: " in str(region)
+    for one in (region for kind in checked(evidence, 0, n=9) for region in kind):
+        agrees = one.lost * one.value > 0 or one.alone * one.value <= 0
+        assert one.main_answer == one.answers()[0 if agrees else 1]
 
 
 def test_places_of_a_feature_map_are_the_pixels_that_they_cover():
