@@ -21,12 +21,10 @@ from captum_pda.diagnostics.approximation import (
 from captum_pda.diagnostics.priors import PriorQuality, prior_quality
 from captum_pda.diagnostics.removal import (
     BlurFill,
-    FaithfulnessCurves,
     LinearFill,
     MeanFill,
     PriorFill,
     SymmetricRelevanceGain,
-    faithfulness_curves,
     symmetric_relevance_gain,
 )
 
@@ -34,7 +32,6 @@ __all__ = [
     "ActivationStatistics",
     "BlurFill",
     "ConditionalMeanError",
-    "FaithfulnessCurves",
     "LinearFill",
     "MapAgreement",
     "MeanFill",
@@ -46,7 +43,6 @@ __all__ = [
     "activation_statistics",
     "algorithm_agreement",
     "conditional_mean_error",
-    "faithfulness_curves",
     "map_agreement",
     "prior_quality",
     "sampling_convergence",

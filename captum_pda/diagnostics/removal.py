@@ -155,22 +155,19 @@ def removal_curve(
     fill: RemovalFill,
     ranks: Tensor,
     counts: Tensor,
-    first_seen: bool = False,
 ) -> Tensor:
-    """The predictions with the first pixels of an order removed, or only these seen, (counts,).
+    """The predictions with the first pixels of an order removed, (counts,).
 
     Args:
         example: the image, and what predicts copies of it.
         fill: what stands for removed pixels.
         ranks: the place of each pixel in the order, (pixels,).
         counts: how many pixels are the first ones of each copy.
-        first_seen: whether the first pixels are seen, and all others removed.
     """
     image, predict = example
 
     def copies(rows: Tensor) -> Tensor:
-        first = ranks < counts[rows.to(counts.device), None]
-        seen = (first if first_seen else ~first).view(-1, *image.shape[1:])
+        seen = (ranks >= counts[rows.to(counts.device), None]).view(-1, *image.shape[1:])
         filled = fill(image, seen)
         if filled.shape not in (image.shape, (len(seen), *image.shape)):
             raise ValueError(
@@ -203,89 +200,6 @@ def step_counts(n_pixels: int, n_steps: int, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FaithfulnessCurves:
-    """The prediction as pixels are taken away, or put in, in the order of a map.
-
-    Args:
-        fractions: which share of the pixels was changed, from 0 to 1, (steps + 1,).
-        deletion: P(c) with the most important pixels taken away first, (N, steps + 1).
-        insertion: P(c) with the most important pixels put in first, (N, steps + 1).
-    """
-
-    fractions: Tensor
-    deletion: Tensor
-    insertion: Tensor
-
-    @property
-    def deletion_area(self) -> Tensor:
-        """The area under the deletion curve, (N,): small where the map is faithful."""
-        return torch.trapezoid(self.deletion, self.fractions, dim=1)
-
-    @property
-    def insertion_area(self) -> Tensor:
-        """The area under the insertion curve, (N,): large where the map is faithful."""
-        return torch.trapezoid(self.insertion, self.fractions, dim=1)
-
-    def __str__(self) -> str:
-        return (
-            f"{len(self.deletion)} examples: area under the deletion curve "
-            f"{float(self.deletion_area.mean()):.3f} (smaller is better), under the insertion "
-            f"curve {float(self.insertion_area.mean()):.3f} (larger is better)"
-        )
-
-    __repr__ = __str__
-
-
-def faithfulness_curves(
-    forward_func: Callable[..., Any],
-    inputs: Tensor,
-    attributions: Tensor,
-    target: TargetType = None,
-    *,
-    additional_forward_args: object = None,
-    baselines: Tensor | float = 0.0,
-    n_steps: int = 50,
-    output: str | OutputKind = "logits",
-    perturbations_per_eval: int | None = None,
-) -> FaithfulnessCurves:
-    """Take pixels away (and put them in) in the order of a map, and watch the prediction.
-
-    Works for a map of any method (Petsiuk et al. 2018). Pixels are ranked by the sum of their
-    channels' attributions, from the strongest for the target to the strongest against it; all
-    channels of a pixel go together.
-
-    Args:
-        forward_func: the model, or any function of the inputs.
-        inputs: (N, C, *space).
-        attributions: the map, of the inputs' shape or (N, 1, *space).
-        target: as in ``attribute``; None takes the predicted class of each example.
-        additional_forward_args: as in ``attribute``.
-        baselines: what stands where a pixel is missing: a number, or a tensor that broadcasts to
-            the inputs, such as a blurred copy of them.
-        n_steps: in how many equal steps all pixels are changed.
-        output: "logits", "probabilities" or "raw", as for EfficientPDA; raw curves are of the
-            output itself.
-        perturbations_per_eval: how many changed copies go through the model at once.
-
-    Example::
-
-        >>> curves = diagnostics.faithfulness_curves(model, image, attribution, target=3)
-        >>> curves.deletion_area, curves.insertion_area
-    """
-    curves = []
-    model = (forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval)
-    with removal_examples(*model) as examples:
-        absent = torch.as_tensor(baselines, dtype=inputs.dtype, device=inputs.device)
-        ranks = pixel_ranks(attributions, inputs)
-        counts = step_counts(ranks.shape[1], n_steps, inputs.device)
-        for example, order, fill in zip(examples, ranks, absent.expand_as(inputs), strict=True):
-            arguments = (example, lambda image, seen, fill=fill: fill, order, counts)
-            curves.append([removal_curve(*arguments, first_seen=seen) for seen in (False, True)])
-    deletion, insertion = (torch.stack(each) for each in zip(*curves, strict=True))
-    return FaithfulnessCurves((counts / ranks.shape[1]).to(deletion.dtype), deletion, insertion)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
 class SymmetricRelevanceGain:
     """The prediction as pixels are removed from the most relevant on, and from the least.
 
@@ -311,6 +225,21 @@ class SymmetricRelevanceGain:
     def gain(self) -> Tensor:
         """The mean over the fills, (N,): larger is better."""
         return torch.stack(list(self.by_fill.values())).mean(dim=0)
+
+    @property
+    def deletion_area(self) -> Tensor:
+        """The area under P(c) as the most relevant pixels are removed first, the mean over the
+        fills, (N,): small where the map is faithful."""
+        return self._mean_area(self.most_first)
+
+    @property
+    def insertion_area(self) -> Tensor:
+        """The area under P(c) as the most relevant pixels are put in first, which is the curve of
+        the least relevant removed first, read backwards, (N,): large where the map is faithful."""
+        return self._mean_area(self.least_first)
+
+    def _mean_area(self, curves: dict[str, Tensor]) -> Tensor:
+        return torch.trapezoid(torch.stack(list(curves.values())), self.fractions, dim=2).mean(0)
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {float(gain.mean()):.3f}" for name, gain in self.by_fill.items())
@@ -340,17 +269,24 @@ def symmetric_relevance_gain(
 ) -> SymmetricRelevanceGain:
     """Remove pixels in the order of a map and in the reverse order, and compare the predictions.
 
-    The symmetric relevance gain (Bluecher et al. 2024) of a map is
+    Works for a map of any method. The symmetric relevance gain (Bluecher et al. 2024) of a map is
 
         area under P(c), least relevant first  -  area under P(c), most relevant first
 
-    over the share of removed pixels. It is 0 for a random order, and depends far less on what
+    over the share of removed pixels, which is the insertion area less the deletion area (Petsiuk et
+    al. 2018) with the same fill. It is 0 for a random order, and depends far less on what
     stands for removed pixels than deletion alone does; here it is averaged over several fills.
     Pixels are ranked by the sum of their channels' attributions, and all channels go together.
 
     Args:
-        forward_func, inputs, attributions, target, additional_forward_args, output,
-            perturbations_per_eval: as in ``faithfulness_curves``.
+        forward_func: the model, or any function of the inputs.
+        inputs: (N, C, *space).
+        attributions: the map, of the inputs' shape or (N, 1, *space).
+        target: as in ``attribute``; None takes the predicted class of each example.
+        additional_forward_args: as in ``attribute``.
+        output: "logits", "probabilities" or "raw", as for EfficientPDA; raw curves are of the
+            output itself.
+        perturbations_per_eval: how many changed copies go through the model at once.
         fills: what stands for removed pixels, by name: "blur" (of 10 pixels in 224), "mean" (the
             image's mean colour), "linear" (each pixel the weighted mean of its neighbours, with a
             little noise, as in ROAD), "prior" (what our default prior has where nothing is seen).

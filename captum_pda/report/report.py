@@ -285,11 +285,7 @@ def _check(
                 f"evidence must be a WindowEvidence, got {type(one).__name__}; use "
                 "EfficientPDA(model).evidence(image)"
             )
-        if len(one.inputs) != 1:
-            raise ValueError(
-                f"a report shows one input tensor; the evidence is of {len(one.inputs)}. Pass the "
-                "others as additional_forward_args"
-            )
+        number = one.checked_example(example)
         same = one.scores.shape == first.scores.shape and torch.equal(
             one.inputs[0], first.inputs[0]
         )
@@ -298,14 +294,6 @@ def _check(
                 "the methods of one report must explain the same image and outputs in the same "
                 "measure; write a report for each"
             )
-    count = len(first.scores)
-    if example is None and count > 1:
-        raise ValueError(
-            f"the evidence is of {count} examples; say which one to show, for example example=0"
-        )
-    number = example or 0
-    if not 0 <= number < count:
-        raise ValueError(f"example={number} is out of range; there are {count} examples")
     return number, first
 
 

@@ -111,15 +111,15 @@ WRONG = {
     ),
     "no maps": (lambda pda, x: diagnostics.map_agreement({}), "empty"),
     "a map of another shape": (
-        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x[..., 2:]),
+        lambda pda, x: diagnostics.symmetric_relevance_gain(pda.forward_func, x, x[..., 2:]),
         "attributions have shape",
     ),
     "a map without an order": (
-        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x * torch.nan),
+        lambda pda, x: diagnostics.symmetric_relevance_gain(pda.forward_func, x, x * torch.nan),
         "no order",
     ),
     "raw outputs without a target": (
-        lambda pda, x: diagnostics.faithfulness_curves(pda.forward_func, x, x, output="raw"),
+        lambda pda, x: diagnostics.symmetric_relevance_gain(pda.forward_func, x, x, output="raw"),
         "target is missing",
     ),
 }
@@ -392,48 +392,3 @@ def test_algorithm_agreement_is_of_the_algorithms_own_maps(classifier, images):
     for name, attribution in expected.items():
         torch.testing.assert_close(found.maps[name], attribution)
     assert not torch.equal(found.maps["sampled"], found.maps["sampled again"])
-
-
-# Deletion and insertion
-
-
-def test_curves_of_a_linear_model_are_sums(images):
-    model = linear_model(1)
-    weights = model[1].weight.detach().reshape(1, 3, 9, 11)
-    contributions = weights * images
-    found = diagnostics.faithfulness_curves(
-        model, images, contributions, baselines=0.0, n_steps=9, output="raw"
-    )
-    bias = model[1].bias.item()
-    for number in range(2):
-        ordered = np.sort(contributions[number].sum(0).numpy().reshape(-1))[::-1]
-        for step in range(10):
-            inserted = ordered[: 11 * step].sum()
-            assert found.insertion[number, step] == pytest.approx(inserted + bias)
-            assert found.deletion[number, step] == pytest.approx(ordered.sum() - inserted + bias)
-    torch.testing.assert_close(found.fractions, torch.arange(10).double() / 9)
-    shuffled = contributions.flip(3)
-    other = diagnostics.faithfulness_curves(model, images, shuffled, n_steps=9, output="raw")
-    assert (found.deletion_area < other.deletion_area).all()
-    assert (found.insertion_area > other.insertion_area).all()
-    assert "2 examples" in str(found)
-
-
-def test_curves_begin_and_end_with_the_inputs_and_the_baselines(classifier, images):
-    baselines = images.mean(dim=(2, 3), keepdim=True)
-    curves = diagnostics.faithfulness_curves(
-        classifier, images, torch.rand(2, 1, 9, 11), [1, 2], baselines=baselines, n_steps=7
-    )
-    for curve in (curves.deletion, curves.insertion.flip(1)):
-        for column, inputs in ((0, images), (-1, baselines.expand_as(images))):
-            expected = classifier(inputs).softmax(1).detach()
-            torch.testing.assert_close(curve[:, column], expected[[0, 1], [1, 2]])
-    batches = diagnostics.faithfulness_curves(
-        classifier,
-        images,
-        torch.ones(2, 1, 9, 11),
-        n_steps=7,
-        perturbations_per_eval=3,
-    )
-    whole = diagnostics.faithfulness_curves(classifier, images, torch.ones_like(images), n_steps=7)
-    torch.testing.assert_close(batches.deletion, whole.deletion)

@@ -123,16 +123,26 @@ def test_a_map_and_its_reverse_have_opposite_gains(classifier, images):
     assert gains[0].abs().max() > 1e-4
 
 
-def test_the_curves_are_those_of_deletion(classifier, images):
-    relevance = some_map(images)
-    found = diagnostics.symmetric_relevance_gain(
-        classifier, images, relevance, fills={"black": black}, n_steps=8
-    )
-    curves = diagnostics.faithfulness_curves(classifier, images, relevance, n_steps=8)
-    torch.testing.assert_close(found.most_first["black"], curves.deletion)
-    reverse = diagnostics.faithfulness_curves(classifier, images, -relevance, n_steps=8)
-    torch.testing.assert_close(found.least_first["black"], reverse.deletion)
-    torch.testing.assert_close(found.fractions, curves.fractions)
+def test_curves_of_a_linear_model_are_sums(images):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 9 * 11, 1).double())
+    contributions = model[1].weight.detach().reshape(1, 3, 9, 11) * images
+    black_out = {"fills": {"black": black}, "n_steps": 9, "output": "raw"}
+    found = diagnostics.symmetric_relevance_gain(model, images, contributions, **black_out)
+    bias = model[1].bias.item()
+    for number in range(2):
+        ordered = np.sort(contributions[number].sum(0).numpy().reshape(-1))[::-1]
+        for step in range(10):
+            inserted = ordered[: 11 * step].sum() + bias
+            deleted = ordered[11 * step :].sum() + bias
+            assert found.least_first["black"][number, 9 - step] == pytest.approx(inserted)
+            assert found.most_first["black"][number, step] == pytest.approx(deleted)
+    torch.testing.assert_close(found.fractions, torch.arange(10).double() / 9)
+    torch.testing.assert_close(found.insertion_area - found.deletion_area, found.gain)
+    shuffled = contributions.flip(3)
+    other = diagnostics.symmetric_relevance_gain(model, images, shuffled, **black_out)
+    assert (found.deletion_area < other.deletion_area).all()
+    assert (found.insertion_area > other.insertion_area).all()
 
 
 def test_batches_that_do_not_fit_are_halved(images):

@@ -8,7 +8,6 @@ import torch
 from conftest import make_images
 from torch import Tensor
 
-from captum_pda import diagnostics
 from captum_pda.engines import BatchLoop, BatchSize
 
 IMAGE = make_images(1, 3, 6, 5)
@@ -68,24 +67,3 @@ def test_rows_that_fail_are_tried_again_in_another_way() -> None:
 def test_no_rows_are_an_error() -> None:
     with pytest.raises(ValueError, match="no rows"):
         BatchLoop(BatchSize(), IMAGE).run(0, numbers)
-
-
-def test_curves_go_on_with_half_a_batch_when_memory_runs_out(classifier, images) -> None:
-    sizes: list[int] = []
-
-    def limited(copies: Tensor) -> Tensor:
-        sizes.append(len(copies))
-        if len(copies) > 5:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-        return classifier(copies)
-
-    ones = torch.ones(2, 1, 9, 11)
-    settings = {"n_steps": 12, "target": 1}
-    with pytest.warns(UserWarning, match="going on with 4"):
-        found = diagnostics.faithfulness_curves(
-            limited, images, ones, perturbations_per_eval=8, **settings
-        )
-    expected = diagnostics.faithfulness_curves(classifier, images, ones, **settings)
-    torch.testing.assert_close(found.deletion, expected.deletion)
-    torch.testing.assert_close(found.insertion, expected.insertion)
-    assert sizes.count(8) == 1

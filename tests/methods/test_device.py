@@ -180,9 +180,6 @@ TOOLS = {
     "algorithm_agreement": lambda model, images: diagnostics.algorithm_agreement(
         EfficientPDA(model), images, n_samples=2, **SMALL
     ),
-    "faithfulness_curves": lambda model, images: diagnostics.faithfulness_curves(
-        model, images, images[:, :1], n_steps=2
-    ),
     "symmetric_relevance_gain": lambda model, images: diagnostics.symmetric_relevance_gain(
         model, images, images[:, :1], n_steps=2
     ),
