@@ -285,16 +285,17 @@ def _check(
                 f"evidence must be a WindowEvidence, got {type(one).__name__}; use "
                 "EfficientPDA(model).evidence(image)"
             )
-        number = one.checked_example(example)
-        same = one.scores.shape == first.scores.shape and torch.equal(
-            one.inputs[0], first.inputs[0]
+        same = (
+            one.scores.shape == first.scores.shape
+            and len(one.inputs) == len(first.inputs)
+            and torch.equal(one.inputs[0], first.inputs[0])
         )
         if not same or one.measure != first.measure or one.output != first.output:
             raise ValueError(
                 "the methods of one report must explain the same image and outputs in the same "
                 "measure; write a report for each"
             )
-    return number, first
+    return first.checked_example(example), first
 
 
 def _method_header(

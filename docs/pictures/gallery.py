@@ -235,7 +235,8 @@ def scenes() -> None:
     titles = ("a box", 'why a "7" in it?')
     pair(evidence, evidence.attribution(7)[0, 0], shown, titles, "detector", box=box)
     several = PDA(
-        lambda x: (model(x)[:, :10] - model(x)[:, 10:]).flatten(2).topk(60).values.mean(2),
+        # The log-odds of a digit, where it is seen best.
+        lambda x: model(x).softmax(1)[:, :10].logit(1e-6).flatten(2).topk(60).values.mean(2),
         output="multilabel",
     )
     evidence = several.evidence(canvas, effort="thorough")

@@ -125,7 +125,7 @@ def test_a_map_and_its_reverse_have_opposite_gains(classifier, images):
 
 def test_curves_of_a_linear_model_are_sums(images):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 9 * 11, 1).double())
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 9 * 11, 1).double()).eval()
     contributions = model[1].weight.detach().reshape(1, 3, 9, 11) * images
     black_out = {"fills": {"black": black}, "n_steps": 9, "output": "raw"}
     found = diagnostics.symmetric_relevance_gain(model, images, contributions, **black_out)
