@@ -13,6 +13,7 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.engines import BatchLoop, BatchSize
+from captum_pda.files import counted
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import check_count, check_images
@@ -243,13 +244,11 @@ class SymmetricRelevanceGain:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {float(gain.mean()):.3f}" for name, gain in self.by_fill.items())
-        n_examples = len(self.gain)
-        error = float(self.gain.std() / n_examples**0.5) if n_examples > 1 else None
-        spread = "" if error is None else f" +- {error:.3f}"
+        n = len(self.gain)
+        spread = f" +- {float(self.gain.std() / n**0.5):.3f}" if n > 1 else ""
         return (
-            f"{n_examples} {'example' if n_examples == 1 else 'examples'}: symmetric relevance "
-            f"gain {float(self.gain.mean()):.3f}{spread} (random is 0, larger is better); by what "
-            f"stands for removed pixels: {parts}"
+            f"{counted(n, 'example')}: symmetric relevance gain {float(self.gain.mean()):.3f}"
+            f"{spread} (random is 0, larger is better); by what stands for removed pixels: {parts}"
         )
 
     __repr__ = __str__

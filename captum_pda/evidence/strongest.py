@@ -97,11 +97,6 @@ class StrongRegion:
         return self.evidence.get("full")
 
     @property
-    def unseen(self) -> float | None:
-        """P(c) without it, or the raw output, if that was asked."""
-        return self.changed.get("full")
-
-    @property
     def alone(self) -> float | None:
         """What it says by itself: its evidence in the empty context, if that was asked."""
         return self.evidence.get("empty")

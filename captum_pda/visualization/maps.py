@@ -34,7 +34,6 @@ def visualize_evidence(
     std: Numbers = None,
     title: str | None = None,
     measure: str | Measure = "weight_of_evidence",
-    colorbar_label: str | None = None,
     show_colorbar: bool = True,
     cmap: str | Colormap | None = None,
     alpha_overlay: float = 0.85,
@@ -57,7 +56,6 @@ def visualize_evidence(
             values outside 0 to 1 are stretched from black to white.
         title: what to write above.
         measure: the measure of the map, by name or as an object; it labels the colour bar.
-        colorbar_label: a label of your own.
         show_colorbar: whether to draw the colour bar.
         cmap: a colour map of your own, with zero in its middle.
         alpha_overlay: how much the strongest evidence covers the grey image, from 0 to 1; zero
@@ -78,7 +76,7 @@ def visualize_evidence(
     method = _checked_method(method, image, METHODS)
     values = drawing.evidence_map(attribution)
     shown = None if image is None else drawing.picture_of_map(image, values, mean, std)
-    label = find_measure(measure).label if colorbar_label is None else colorbar_label
+    label = find_measure(measure).label
     scale = drawing.checked_scale(scale, values)
     figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
     if method == "original_image" and shown is not None:
@@ -113,7 +111,6 @@ def visualize_evidence_multiple(
     std: Numbers = None,
     image_title: str | None = "image",
     measure: str | Measure = "weight_of_evidence",
-    colorbar_label: str | None = None,
     show_colorbar: bool = True,
     cmap: str | Colormap | None = None,
     alpha_overlay: float = 0.85,
@@ -138,7 +135,7 @@ def visualize_evidence_multiple(
         plt_fig_axis: a figure and a list of axes to draw on, one for the image and one for each
             map.
         fig_size: the size of a new figure. Default: 3 inches wide a panel.
-        mean, std, measure, colorbar_label, show_colorbar, cmap, alpha_overlay, use_pyplot: as for
+        mean, std, measure, show_colorbar, cmap, alpha_overlay, use_pyplot: as for
             ``visualize_evidence``.
 
     Returns:
@@ -162,7 +159,7 @@ def visualize_evidence_multiple(
             f"titles has {len(names)} entries for {len(attributions)} maps; give one for each"
         )
     method = _checked_method(method, image, METHODS[:2])
-    label = find_measure(measure).label if colorbar_label is None else colorbar_label
+    label = find_measure(measure).label
     maps = [drawing.evidence_map(attribution) for attribution in attributions]
     shown = [
         None if image is None else drawing.picture_of_map(image, one, mean, std) for one in maps
@@ -202,7 +199,6 @@ def visualize_evidence_parts(
     mean: Numbers = None,
     std: Numbers = None,
     title: str | None = None,
-    shared_scale: bool = False,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
     """Draw the map of each size, context and depth beside the photo and the map of them all.
@@ -216,8 +212,6 @@ def visualize_evidence_parts(
         image: what to show below the maps. Default: the explained input.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above all.
-        shared_scale: whether one scale and one colour bar serve all maps. Larger windows hold more
-            bits, so each map has its own by default.
         use_pyplot: whether the figure is made by pyplot, and shown.
 
     Returns:
@@ -252,21 +246,16 @@ def visualize_evidence_parts(
         for column, part in enumerate(own):
             values = _map(replace(evidence, parts=(part,)), target, rather_than)
             panels.append((grid[row, column], values, _part_words(part)))
-    used, maps, _ = zip(*panels, strict=True)
-    heat_maps = []
     for axes, values, words in panels:
-        scale = drawing.checked_scale(None, *(maps if shared_scale else [values]))
-        heat_maps.append(drawing.draw_map(axes, values, scale, shown))
+        # Larger regions hold more bits, so each map has its own scale.
+        heat_map = drawing.draw_map(axes, values, drawing.checked_scale(None, values), shown)
         drawing.finish(axes, words)
-        if not shared_scale:
-            drawing.draw_colorbar(figure, [axes], heat_maps[-1:], evidence.measure.unit)
-    used = (grid[0, 0], *used)
+        drawing.draw_colorbar(figure, [axes], [heat_map], evidence.measure.unit)
+    used = [grid[0, 0], *(axes for axes, _, _ in panels)]
     for axes in used:
         axes.axis("on")
-    if shared_scale:
-        drawing.draw_colorbar(figure, used, heat_maps, evidence.measure.label)
     drawing.show(use_pyplot)
-    return figure, list(used)
+    return figure, used
 
 
 def _part_words(part: EvidencePart) -> str:

@@ -45,7 +45,6 @@ def visualize_strongest_regions(
     std: Numbers = None,
     title: str | None = None,
     example: int | None = None,
-    plt_fig_axis: tuple[Figure, Sequence[Axes]] | None = None,
     fig_size: tuple[float, float] | None = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
@@ -62,7 +61,6 @@ def visualize_strongest_regions(
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above the first panel.
         example: which one, where the evidence is of several.
-        plt_fig_axis: a figure and 1 + 2 n axes to draw on.
         fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
@@ -86,13 +84,10 @@ def visualize_strongest_regions(
             f"image is {shown.shape[0]} x {shown.shape[1]} where the regions lie in {space}; pass "
             "the tensor that was explained"
         )
-    if plt_fig_axis is None:
-        figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
-        grid = figure.add_gridspec(2, 2 + n)
-        axes = [figure.add_subplot(grid[:, :2])]
-        axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
-    else:
-        figure, axes = drawing.panels_for(plt_fig_axis, 1 + 2 * n, (0, 0), use_pyplot)
+    figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
+    grid = figure.add_gridspec(2, 2 + n)
+    axes = [figure.add_subplot(grid[:, :2])]
+    axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
     drawing.draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
     drawing.finish(axes[0], title)
@@ -105,7 +100,7 @@ def visualize_strongest_regions(
             _look_closely(panel, shown, region, colour)
             drawing.finish(panel, f"{number + 1}")
             panel.set_xlabel("\n".join(region.answers()).replace(": ", ":\n"), fontsize=7)
-    drawing.show(plt_fig_axis is None and use_pyplot)
+    drawing.show(use_pyplot)
     return figure, axes
 
 

@@ -95,7 +95,7 @@ def test_each_question_has_its_own_answer():
     number = int(mask[0, 0][torch.from_numpy(region.pixels)][0])
     assert region.lost == pytest.approx(float(full.window_values(0)[0, number]))
     assert region.alone == pytest.approx(float(empty.window_values(0)[0, number]))
-    assert region.unseen == pytest.approx(float(full.predictions_without(0)[0, number]))
+    assert region.changed["full"] == pytest.approx(float(full.predictions_without(0)[0, number]))
     assert region.seen == pytest.approx(float(evidence.probabilities[0, 0]))
     assert str(region).startswith("without it: ")
     assert "by itself: " in str(region)

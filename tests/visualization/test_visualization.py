@@ -297,8 +297,8 @@ def test_wrong_arguments_are_named(draw, given, arguments, error) -> None:
 
 
 def test_titles_and_what_is_left_out() -> None:
-    figure, axes = visualize_evidence(make_map(), title="husky", colorbar_label="why", **HIDDEN)
-    assert (axes.get_title(), colour_bars(figure)[0].get_xlabel()) == ("husky", "why")
+    _, axes = visualize_evidence(make_map(), title="husky", **HIDDEN)
+    assert axes.get_title() == "husky"
     figure, _ = visualize_evidence(make_map(), show_colorbar=False, **HIDDEN)
     assert not colour_bars(figure)
     figure, axes = visualize_evidence(make_map(), IMAGE, method="original_image", **HIDDEN)
@@ -382,8 +382,6 @@ def test_strongest_regions_refuse() -> None:
     evidence = EfficientPDA(model).evidence(make_images(1, 3, 8, 8))
     with pytest.raises(ValueError, match="image is 8 x 9"):
         visualize_strongest_regions(evidence, 0, torch.zeros(3, 8, 9), **HIDDEN)
-    with pytest.raises(ValueError, match="has 2 axes for 7 panels"):
-        visualize_strongest_regions(evidence, 0, plt_fig_axis=plt.subplots(1, 2))
     with pytest.raises(ValueError, match="n=0 must be at least 1"):
         visualize_strongest_regions(evidence, 0, n=0, **HIDDEN)
 
