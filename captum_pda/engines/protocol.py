@@ -15,9 +15,9 @@ from torch import Tensor
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
-#: Input values in a batch. Small enough for a processor's caches, large enough to keep a graphics
-#: card busy; measured with ResNet18 at 224x224 (benchmarks/core.py batch-sizes).
-VALUES_PER_BATCH = {"cpu": 2**21, "other": 2**24}
+#: Input values in a batch: 5 photos of 224x224 on a processor, whose feature maps then stay under
+#: what the C library asks the system for anew each time (benchmarks/SPEED.md), or 111 elsewhere.
+VALUES_PER_BATCH = {"cpu": 3 * 2**18, "other": 2**24}
 LARGEST_BATCH = 1024
 
 #: The numbers of some rows.

@@ -205,7 +205,7 @@ def test_the_automatic_batch_size_counts_all_that_goes_into_the_model():
         sliding_window_shapes=((4,), (10, 10)),
         strides=((4,), (4, 4)),
     )
-    assert max(sizes) == 2**21 // (16 + 3 * 64 * 64 + 1000)
+    assert max(sizes) == 3 * 2**18 // (16 + 3 * 64 * 64 + 1000)
 
 
 def test_autocast_is_respected():
