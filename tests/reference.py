@@ -306,9 +306,9 @@ def gaussian_blur(image, sigma):
     return result
 
 
-def nothing_seen(image):
-    """The image blurred by 20/224 of its shorter side."""
-    return gaussian_blur(image, 20 / 224 * min(image.shape[1:]))
+def nothing_seen(image, pixels=20):
+    """The image blurred by 20/224 of its shorter side, or another number of pixels of 224."""
+    return gaussian_blur(image, pixels / 224 * min(image.shape[1:]))
 
 
 def run_length(region, axis):
@@ -591,14 +591,14 @@ def hide_together(image, regions, hidden):
     return copy
 
 
-def see_together(image, regions, hidden):
-    """Only the pixels outside of the hidden regions, pasted into the image with nothing seen, with
-    edges as soft as 2/224 of the shorter side."""
+def see_together(image, regions, hidden, pixels=20):
+    """Only the pixels outside of the hidden regions, pasted into the image with nothing seen, or
+    blurred by other ``pixels`` of 224, with edges as soft as 2/224 of the shorter side."""
     region = np.any([one for one, is_hidden in zip(regions, hidden, strict=True) if is_hidden], 0)
     seen = np.broadcast_to(~np.asarray(region), image.shape[1:])
     share = gaussian_blur(seen[None].astype(float), 2 / 224 * min(seen.shape))[0]
     share[share < 1e-4], share[share > 1 - 1e-4] = 0.0, 1.0
-    nothing = nothing_seen(image)
+    nothing = nothing_seen(image, pixels)
     return nothing + share * (image - nothing)
 
 
@@ -653,7 +653,7 @@ def added_to_others(model, image, regions, sets, target, output, ridge):
     log-odds (or raw outputs), as a least-squares problem with a row more for each b_r.
     """
     scores = [
-        measured(predict(model, see_together(image, regions, ~seen), target, output))
+        measured(predict(model, see_together(image, regions, ~seen, 10), target, output))
         for seen in sets
     ]
     rows = [[*(seen - 0.5), 1.0] for seen in np.asarray(sets, dtype=float)]

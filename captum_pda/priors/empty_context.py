@@ -15,6 +15,9 @@ from captum_pda.regions.protocol import PlacedWindows, Windows, box_values
 
 #: The blur that leaves nothing to see, as a share of the shorter side: 20 of 224 pixels.
 BLUR = 20 / 224
+#: The blur around random sets of regions: 10 of 224 pixels. Half as much is more faithful there
+#: (benchmarks/FAITHFULNESS.md).
+BLUR_AROUND_SETS = 10 / 224
 #: How soft the edges of a region are that is seen alone, as a share of its extent.
 EDGE = 1 / 16
 #: Where the soft edge ends, in standard deviations.
@@ -34,7 +37,7 @@ class EmptyContext:
     """
 
     #: Raised whenever the same example and settings give other fills, so that results never mix.
-    version = 1
+    version = 2
 
     def __init__(self, prior: Any) -> None:
         self._prior = prior
@@ -67,12 +70,22 @@ class EmptyContext:
             return boxes, contents
         return pasted(example, self.nothing_seen(example), windows)
 
-    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """What is not hidden of windows that are the whole input, with nothing else seen: the
-        boxes, and their contents (W, C, *space)."""
+    def around_sets(self, example: Tensor) -> Tensor:
+        """What random sets of regions of an example (C, *space) are seen in, of the same shape: the
+        example blurred half as much, or what a prior of another kind has where nothing is seen."""
+        own = getattr(type(self._prior), "nothing_seen", None)
+        if self._prior is None or own is BlurredContext.nothing_seen:
+            return blurred(example, BLUR_AROUND_SETS)
+        return self.nothing_seen(example)
+
+    def seen_together(
+        self, example: Tensor, windows: Windows, around: Tensor | None = None
+    ) -> tuple[Windows, Tensor]:
+        """What is not hidden of windows that are the whole input, with nothing else seen, or in
+        what is ``around`` (C, *space): the boxes, and their contents (W, C, *space)."""
         if windows.hidden is None or windows.window != windows.space:
             raise ValueError("what is seen together needs windows of the whole input, with hidden")
-        nothing = self.nothing_seen(example)
+        nothing = self.nothing_seen(example) if around is None else around
         dtype = torch.promote_types(example.dtype, torch.float32)
         share = device_sync.moved_like(seen_share(windows.hidden), example.to(dtype)).unsqueeze(1)
         contents = torch.lerp(nothing.to(example.device, dtype), example.to(dtype), share)

@@ -62,6 +62,11 @@ class Place:
         """Each set of regions with nothing else seen: boxes and their contents, (W, C, *space)."""
         return EmptyContext(self.prior).seen_together(example, windows)
 
+    def among_others(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
+        """Each random set of regions, with all else faint, as ``seen_together``."""
+        empty = EmptyContext(self.prior)
+        return empty.seen_together(example, windows, empty.around_sets(example))
+
 
 def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
     """Fills (S, W, C, *window) inside each region, and the example (C, *space) in the rest of its

@@ -87,7 +87,7 @@ def test_pda_asks_four_questions_of_images_with_superpixels():
     pda = PDA(model)
     evidence = pda.evidence(image, effort="quick")
     asked = [(part.context, part.size[0]) for part in evidence.at_depth("input").parts]
-    assert asked == [("full", 25), ("full", 60), ("empty", 12), ("empty", 25), ("random", 60)]
+    assert asked == [("full", 25), ("full", 60), ("empty", 12), ("empty", 25), ("random", 250)]
     questions = [
         evidence.at_depth("input").in_context(context) for context in ("full", "empty", "random")
     ]
@@ -210,7 +210,7 @@ def test_the_default_sets_are_drawn_from_several_divisions():
     model = nn.Sequential(*layers, nn.Linear(24, 4)).eval()
     evidence = EfficientPDA(model).evidence(image, context="random")
     (part,) = evidence.parts
-    assert part.size == (60,)
+    assert part.size == (250,)
     (sets,) = choose_regions((image,), context="random")["random"][0]
     assert len({len(division) for division in sets.divisions}) > 3
     assert sum(map(len, sets.boxes(0))) == len(sets) == 200
