@@ -25,9 +25,9 @@ from captum_pda.cli.options import (
     add_overwrite,
     positive,
 )
-from captum_pda.cli.results import PhotoWriter, plain_outputs
+from captum_pda.cli.results import PhotoWriter
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.datasets.result_folder import Record
+from captum_pda.datasets.result_folder import Record, plain_outputs
 from captum_pda.distributed import Ranks
 from captum_pda.evidence.evidence import WindowEvidence
 

@@ -75,14 +75,21 @@ class Preprocessing:
             has_affine = "affine" in inspect.signature(self.transform).parameters
         except (TypeError, ValueError):  # a function without a known signature
             has_affine = False
-        made = self.transform(image, affine=affine) if has_affine else self.transform(image)
-        made, given = made if isinstance(made, tuple) else (made, getattr(made, "affine", None))
-        if not isinstance(made, Tensor):
+        arguments = {"affine": affine} if has_affine else {}
+        try:
+            made = self.transform(image, **arguments)
+        except Exception as error:
             raise CommandError(
-                f"the model's transform returned a {type(made).__name__}; it must return a tensor "
-                "(channels, *space)"
-            )
+                f"the model's transform failed ({type(error).__name__}: {one_line(error)}); it "
+                "gets one image and returns a tensor (channels, *space)"
+            ) from error
+        made, given = made if isinstance(made, tuple) else (made, getattr(made, "affine", None))
         shape = image.shape if not isinstance(image, Image.Image) else (image.height, image.width)
+        if not isinstance(made, Tensor) or not 1 < made.dim() <= 1 + len(shape):
+            kind = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise CommandError(
+                f"the model's transform returned {kind}; it must return a tensor (channels, *space)"
+            )
         if given is not None:
             affine = np.asarray(given, dtype=np.float64)
         elif tuple(made.shape[1:]) != tuple(shape):
@@ -146,9 +153,12 @@ class Classifier:
                 outputs = model(image)
             scores = None if returns_boxes(outputs) else scores_of(outputs)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            step = "return a transform that makes what it takes"
+            if image.dim() == 4 and any(isinstance(one, nn.Conv3d) for one in model.modules()):
+                step = "it takes volumes: join the slices of a DICOM series, such as by dcm2niix"
             raise CommandError(
                 f"--model {self.name} fails for an input of shape {tuple(image.shape)} "
-                f"({one_line(error)}); return a transform that makes what it takes"
+                f"({one_line(error)}); {step}"
             ) from error
         if scores is None:
             labels = self.labels or default_labels(COCO_CLASSES)

@@ -96,9 +96,10 @@ def make_plan(images: Sequence[Path], output: Path, raw: str, html: bool, is_fol
             raise UsageError(f"--output {output} must be another folder than that of the photos")
         for photo in find_photos(given) if is_dir else [given]:
             above = given if is_dir else photo.parent
-            # A picture of an earlier run, where results go below the photos, is not a photo; and
-            # one that was named in two ways is explained once.
-            if not is_folder or output.resolve() not in photo.resolve().parents:
+            # A picture of an earlier run is not a photo, and a photo that was named in two ways is
+            # explained once.
+            is_result = photo.name.lower().endswith((".png", ".nii.gz")) and is_own(photo)
+            if not is_folder or not is_result:
                 found.setdefault(photo.parent.resolve() / photo.name, (photo, above))
     if not found:
         raise CommandError(f"there are no photos outside of {output}; choose another --output")

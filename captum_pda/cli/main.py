@@ -75,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     with any_text_printed(), warnings.catch_warnings():
         warnings.showwarning = _note
+        # Commands show the time that is left themselves.
+        warnings.filterwarnings("ignore", message="this will take a while")
         try:
             options = make_parser().parse_args(arguments)
         except SystemExit as ended:  # argparse has said what is wrong, or shown the help.

@@ -279,6 +279,8 @@ def _own(name: str) -> Classifier:
         models = optional_module("torchvision.models")
         transform = models.ResNet18_Weights.DEFAULT.transforms(**grey)
     preprocessing = Preprocessing(transform, takes_values, channels)
+    if isinstance(labels, Mapping):  # as id2label of transformers
+        labels = [labels[number] for number in sorted(labels)]
     names = tuple(str(label) for label in labels) if labels is not None else ()
     return Classifier(name, preprocessing, lambda: model, name, names, kind or "")
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, optional_module
+from captum_pda.files import counted
 
 Array = npt.NDArray[Any]
 Intensity = tuple[float, float] | str | None
@@ -79,8 +80,7 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
         frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
     """
     if not path.is_file():
-        missing = "is a folder; name photos in it" if path.is_dir() else "is not there"
-        raise CommandError(f"there is no photo at {path}, which {missing}; check the name")
+        raise CommandError(f"there is no photo at {path}; check the name")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -92,6 +92,7 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
             if content[128:132] == b"DICM" or path.suffix.lower() in DICOM_ENDINGS:
                 found = _read_dicom(path, content, frame, intensity is None)
             elif path.name.lower().endswith(NIFTI_ENDINGS):
+                _check_frame(path, frame, 1)
                 found = _read_nifti(path, content)
             else:
                 found = _read_picture(path, content, frame, intensity)
@@ -105,7 +106,8 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
         raise
     except UnidentifiedImageError:
         raise CommandError(
-            f"{path} is not a photo in a format that Pillow reads; convert it to JPEG or PNG"
+            f"{path} is not a photo in a format that Pillow reads; convert it to JPEG or PNG, or "
+            "values of more than 8 bits to TIFF of float32"
         ) from None
     except Exception as error:  # Every decoder fails in its own way.
         raise CommandError(
@@ -123,7 +125,8 @@ def _check_size(path: Path, number: float, limit: int, unit: str, shown: str = "
 
 def _check_frame(path: Path, frame: int | None, count: int) -> None:
     if frame is not None and frame >= count:
-        raise CommandError(f"{path} has {count} frames, so --frame must be from 0 to {count - 1}")
+        step = f"--frame must be from 0 to {count - 1}" if count > 1 else "leave out --frame"
+        raise CommandError(f"{path} has {counted(count, 'frame')}; {step}")
 
 
 def _formats() -> list[str]:
@@ -174,7 +177,15 @@ def _read_picture(
         _check_size(path, math.prod(image.size), MAX_PIXELS, "pixels", f"{width} x {height}")
         tags: Any = getattr(image, "tag_v2", {})
         is_deep = content[24] > 8 if image.format == "PNG" else max(tags.get(258, (8,))) > 8
+        is_scaled = image.format == "PPM" and image.tile[0].codec_name != "raw"
+        if image.format == "JPEG2000":  # the header of its code stream holds the depth
+            depth = 1 + (content[content.find(b"\xff\x4f\xff\x51") + 42] & 127)
+            is_deep, is_scaled = depth > 8, image.mode.startswith("I") and depth != 16
+        if is_scaled:
+            raise CommandError(f"Pillow scales the values in {path}; save it as PNG or TIFF")
         upright = ImageOps.exif_transpose(image)
+    if upright.mode == "L" and 2 in tags.get(339, ()):  # the TIFF tag of signed values
+        return _Values(np.asarray(upright).view(np.int8))
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         is_16_bits = upright.mode.startswith("I;16") or (image.format == "PNG" and is_deep)
         full = (0.0, 65535.0) if is_16_bits else None
@@ -211,7 +222,8 @@ def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
     array, limits = values.array, values.full
     if intensity is None:
         unchanged = array.astype(np.float32)
-        if array.dtype.kind in "iu" and np.abs(unchanged).max(initial=0) > 2**24:
+        is_rounded = (unchanged != array) & (array == np.rint(array))
+        if is_rounded.any():
             raise CommandError(
                 f"{path} has whole numbers beyond 2^24, which float32 rounds; rescale them first, "
                 "or map them to black and white with --intensity LOW HIGH"
@@ -300,6 +312,8 @@ def _read_dicom(
         raise CommandError(f"{path} has the colours {kind}; convert it to RGB or MONOCHROME2")
     _check_frame(path, frame, count)
     frames = list(range(count)) if frame is None else [frame]
+    if file.HighBit != file.BitsStored - 1:
+        raise CommandError(f"{path} does not keep its values in the lowest bits; export it anew")
     if is_colour and (file.BitsAllocated != 8 or len(frames) > 1):
         raise CommandError(
             f"{path} has {count} colour frames of {file.BitsAllocated} bits; choose one with "
@@ -317,10 +331,12 @@ def _read_dicom(
     if is_colour:
         return Image.fromarray(stored)
     groups = [_group(file, "PixelValueTransformationSequence", one) for one in frames]
-    slopes = np.array([float(one.get("RescaleSlope", 1)) for one in groups])
-    intercepts = np.array([float(one.get("RescaleIntercept", 0)) for one in groups])
-    is_plain = stored.dtype == np.uint8 and stored.ndim == 2 and slopes[0] == 1
-    if keep_bytes and is_plain and intercepts[0] == 0:
+    slopes, intercepts = (
+        np.array([default if one.get(name) is None else float(one[name].value) for one in groups])
+        for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+    )
+    is_plain = stored.dtype == np.uint8 and stored.ndim == 2 and file.BitsStored == 8
+    if keep_bytes and is_plain and slopes[0] == 1 and intercepts[0] == 0:
         return Image.fromarray(255 - stored if kind == "MONOCHROME1" else stored)
     if "ModalityLUTSequence" in file:
         array, full = pixels.apply_modality_lut(stored, file), None
@@ -331,7 +347,8 @@ def _read_dicom(
         ends = np.outer([lowest, lowest + 2**file.BitsStored - 1], slopes) + intercepts
         full = float(ends.min()), float(ends.max())
     group = _group(file, "FrameVOILUTSequence", frames[0])
-    has_window = "WindowCenter" in group or "VOILUTSequence" in file
+    window = [group.get(name) for name in ("WindowCenter", "WindowWidth")]
+    has_window = None not in window or "VOILUTSequence" in file
     voi = (lambda: _dicom_window(file, group, array)) if has_window else None
     return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(file, frames))
 
@@ -383,6 +400,8 @@ def _dicom_affine(file: Any, frames: list[int]) -> Array | None:
         if np.abs(places - even).max() > POSITION_TOLERANCE or not step.any():
             return None
         affine[:3] = np.stack([step, rows, columns, places[0]], axis=1)
+    if not np.linalg.det(affine):
+        return None
     # DICOM's axes point left and posterior.
     return np.diag([-1.0, -1.0, 1.0, 1.0]) @ affine
 

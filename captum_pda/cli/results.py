@@ -32,6 +32,7 @@ from captum_pda.datasets.result_folder import (
     SettingsError,
     json_text,
     keep_settings,
+    plain_outputs,
     safetensors_file,
     stored_record,
 )
@@ -67,7 +68,7 @@ class PhotoWriter:
         try:
             keep_settings(folder, settings, self.overwrite)
         except (SettingsError, OSError) as error:
-            raise UsageError(f"--output {error}; choose another place") from error
+            raise UsageError(f"--output {error}") from error
         remove_parts(folder)
 
     def stored(self, number: int) -> Record | None:
@@ -239,11 +240,6 @@ def numbers_in_file(
     arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     np.savez_compressed(file, settings=np.array(header), **arrays)
     return file.getvalue()
-
-
-def plain_outputs(outputs: Tensor) -> Tensor:
-    """Outputs in a precision that every file can hold."""
-    return (outputs if outputs.dtype == torch.float64 else outputs.float()).cpu()
 
 
 # In words

@@ -278,7 +278,7 @@ class ResultFolder:
                 f"{place} is not a whole result of this library, and is left alone; remove it, or "
                 "choose another folder"
             )
-        tensors = {} if record.outputs is None else {"outputs": record.outputs}
+        tensors = {} if record.outputs is None else {"outputs": plain_outputs(record.outputs)}
         if isinstance(attributions, tuple):
             tensors |= {f"attributions_{n}": tensor for n, tensor in enumerate(attributions)}
         else:
@@ -401,11 +401,16 @@ def tensor_in(path: Path, name: str) -> Tensor | None:
     try:
         if path.suffix == ".npz":
             return torch.from_numpy(_npz_entry(path, name, MAX_OUTPUT_BYTES))
-        with safe_open(path, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
+        # PyTorch's own reader refuses names that are not UTF-8.
+        with safe_open(path, framework="np") as file:
+            return torch.from_numpy(file.get_tensor(name))
     except Exception:
         return None
+
+
+def plain_outputs(outputs: Tensor) -> Tensor:
+    """Outputs in a precision that every file can hold."""
+    return (outputs if outputs.dtype == torch.float64 else outputs.float()).cpu()
 
 
 def _npz_entry(path: Path, name: str, most_bytes: int) -> npt.NDArray[Any]:

@@ -97,7 +97,7 @@ def test_a_changed_setting_is_refused(capsys):
     assert len(before) == N
     assert main(command("out", "--raw", "safetensors", "--stride", "4")) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "stride was 8 and is now 4. Choose another folder" in line
+    assert line.endswith("stride was 8 and is now 4. Choose another folder, or delete this one")
     assert main(command("out", "--raw", "safetensors", model="tiny:other")) == 2
     assert "weights_sha256 was" in capsys.readouterr().err
     assert main(command("out", "--quiet", "--raw", "safetensors")) == 0
@@ -123,6 +123,8 @@ def test_results_may_lie_below_the_photos(photos, capsys):
     for _ in range(2):
         assert main(command("photos/out", "--quiet")) == 0
     assert len(results("photos/out")) == N
+    assert main(command("other", "--quiet")) == 0
+    assert len(results("other")) == N  # pictures of results are no photos
     assert main(command("photos")) == 2
     assert "another folder than that of the photos" in capsys.readouterr().err
 

@@ -143,6 +143,24 @@ def test_sixteen_bits_of_each_colour_are_not_cut_in_silence(own):
     np.testing.assert_array_equal(values_of("colours.tif", intensity="full"), colours >> 8)
 
 
+def test_signed_bytes_are_not_taken_for_unsigned_ones(own):
+    tifffile = pytest.importorskip("tifffile")
+    signed = (CODES >> 4).astype(np.int8)
+    tifffile.imwrite("signed.tif", signed, photometric="minisblack")
+    np.testing.assert_array_equal(values_of("signed.tif"), signed)
+
+
+def test_values_that_pillow_scales_are_refused(own):
+    for name, codes, largest in (("a.pgm", CODES, 4095), ("b.ppm", CODES.reshape(8, -1), 65535)):
+        kind, (height, width) = (b"P5", codes.shape) if name == "a.pgm" else (b"P6", (8, 20))
+        head = b"%s\n%d %d\n%d\n" % (kind, width, height, largest)
+        Path(name).write_bytes(head + codes.astype(">u2").tobytes())
+        with pytest.raises(CommandError, match="Pillow scales the values"):
+            read_photo(Path(name))
+    Path("c.pgm").write_bytes(b"P5\n20 24\n65535\n" + CODES.astype(">u2").tobytes())
+    np.testing.assert_array_equal(values_of("c.pgm"), CODES)
+
+
 def test_a_model_of_one_channel_gets_one(own):
     Image.fromarray(np.stack([(CODES >> 4).astype(np.uint8)] * 3, axis=2)).save("colour.png")
     assert explain("colour.png", "scans:flat") == 0
@@ -189,6 +207,40 @@ def test_dicom_values_have_the_unit_of_their_rescale_slope(own):
     assert Path("IM0001") in find_photos(Path())
     assert Path("notes") not in find_photos(Path())
     np.testing.assert_array_equal(values_of("IM0001"), CODES * 2.0 - 1024)
+
+
+def test_dicom_fields_may_be_empty(own):
+    empty = dict.fromkeys(("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"))
+    dicom("ct.dcm", CODES, BitsStored=12, HighBit=11, **empty)
+    np.testing.assert_array_equal(values_of("ct.dcm"), CODES)
+    dicom("half.dcm", CODES, WindowCenter=40)
+    for name in ("ct.dcm", "half.dcm"):
+        with pytest.raises(CommandError, match=r"no window of its own; use --intensity LOW HIGH"):
+            read_photo(Path(name), intensity="file")
+
+
+def test_dicom_values_that_cannot_be_kept_are_refused(own):
+    dicom("deep.dcm", CODES.astype(np.uint32) * 2**18 + 1)
+    with pytest.raises(CommandError, match=r"beyond 2\^24.*--intensity"):
+        read_photo(Path("deep.dcm"))
+    dicom("high.dcm", CODES << 4, BitsStored=12, HighBit=15)
+    with pytest.raises(CommandError, match="not keep its values in the lowest bits"):
+        read_photo(Path("high.dcm"))
+
+
+def test_a_place_that_cannot_be_is_not_taken_from_dicom(own):
+    place = {"ImagePositionPatient": [0, 0, 0], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    for spacing, is_known in (([1, 2], True), ([0, 2], False)):
+        dicom("slice.dcm", CODES, PixelSpacing=spacing, **place)
+        assert (read_photo(Path("slice.dcm")).affine is not None) == is_known
+
+
+def test_slices_of_a_series_for_a_model_of_volumes_name_the_next_step(own, capsys):
+    Path("series").mkdir()
+    for number in range(3):
+        dicom(f"series/{number}", CODES)
+    assert explain("series", "scans:deep", "--output", "out") == 1
+    assert "join the slices of a DICOM series" in capsys.readouterr().err
 
 
 def test_dicom_windows(own):
@@ -300,6 +352,8 @@ def test_nifti_values_and_affine(own, name):
     np.testing.assert_array_equal(photo.image, values)
     np.testing.assert_array_equal(photo.affine, AFFINE)
     assert find_photos(Path()) == [Path(name)]
+    with pytest.raises(CommandError, match="1 frame; leave out --frame"):
+        read_photo(Path(name), frame=1)
 
 
 def test_a_volume_is_explained_and_its_map_has_its_affine(own):

@@ -168,6 +168,15 @@ def test_a_model_alone_is_prepared_as_for_imagenet():
     sys.modules.pop("own_alone")
 
 
+def test_labels_may_be_a_table_of_numbers():
+    Path("own_labels.py").write_text(
+        "import tiny\n\ndef own():\n    names = {2: 'c', 0: 'a', 1: 'b'}\n"
+        "    return {'model': tiny.network(classes=3), 'labels': names}\n"
+    )
+    assert load_classifier("own_labels:own").labels == ("a", "b", "c")
+    sys.modules.pop("own_labels")
+
+
 def test_a_model_of_one_channel_alone_gets_grey_photos():
     Path("own_grey.py").write_text(
         "from torch import nn\n\ndef grey():\n    return nn.Sequential(nn.Conv2d(1, 3, 9), "
@@ -186,12 +195,20 @@ def test_a_model_of_one_channel_alone_gets_grey_photos():
 def test_what_is_wrong_with_a_model_of_one_s_own_is_told(capsys):
     Path("wrong.py").write_text(
         "import torch\n\ndef fails():\n    raise KeyError('weights')\n\n"
-        "def flat():\n    return torch.nn.Flatten(0)\n"
+        "def flat():\n    return torch.nn.Flatten(0)\n\n"
+        "def lost(photo):\n    raise KeyError('size')\n\n"
+        "def broken():\n    return torch.nn.Flatten(), lost\n\n"
+        "def batched():\n    return torch.nn.Flatten(), lambda photo: torch.zeros(1, 3, 8, 8)\n"
     )
     path = list(sys.path)
     for name, message in [
         ("wrong:fails", "failed (KeyError: 'weights'); it is called without arguments"),
         ("wrong:flat", "must return a tensor (N, classes)"),
+        ("wrong:broken", "the model's transform failed (KeyError: 'size')"),
+        (
+            "wrong:batched",
+            "transform returned shape (1, 3, 8, 8); it must return a tensor (channels",
+        ),
     ]:
         assert main(["explain", "cat.png", "--model", name]) == 1
         assert message in capsys.readouterr().err

@@ -59,8 +59,12 @@ def test_photos_of_any_name_are_explained_and_named(encoding, raw, html, monkeyp
         assert sys.stdout.errors == "strict"
 
 
-def test_the_header_of_safetensors_can_be_read_by_others():
-    assert main(["explain", "photos", "--output", "out", *TINY, "--raw", "safetensors"]) == 0
+def test_safetensors_of_any_name_are_read_by_others_and_by_a_rerun(capsys):
+    command = ["explain", "photos", "--output", "out", *TINY, "--raw", "safetensors"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "2 were done before" in capsys.readouterr().out
     for name in (LATIN, CHINESE):
         with safe_open(f"out/{name}_evidence.safetensors", framework="np") as file:
             assert np.isfinite(file.get_tensor("bits")).all()
