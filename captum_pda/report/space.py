@@ -13,7 +13,7 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.drawing import evidence_map, innermost
+from captum_pda.visualization.drawing import evidence_map, strongest_place
 from captum_pda.visualization.space import MOST_CHANNELS, channels_of, volume_picture
 
 PAGE = Page(
@@ -51,7 +51,8 @@ def space_header(
     for column in columns:
         found = evidence.attribution(column)
         own = (found[0] if isinstance(found, tuple) else found)[number]
-        maps.append(evidence_map(own, dims)[thin])
+        own_map = evidence_map(own, dims)
+        maps.append(own_map[thin])
         kinds = strongest_regions(evidence, column, n_listed, example=number)
         # The page knows the voxels of a region by a number, those against behind those for.
         label = np.zeros(space, dtype=np.uint8)
@@ -66,7 +67,7 @@ def space_header(
                         "value": region.value,
                         "answers": region.answers(),
                         "main": region.main_answer,
-                        "place": [one // step for one in innermost(region.pixels)],
+                        "place": [one // step for one in strongest_place(region, own_map)],
                     }
                     for region in regions
                 ]

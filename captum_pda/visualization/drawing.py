@@ -21,6 +21,7 @@ from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
 from captum_pda.device_sync import in_double
+from captum_pda.evidence.strongest import StrongRegion
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 #: A tensor (C, H, W), (1, C, H, W) or (H, W), or a NumPy array (H, W, C) or (H, W).
@@ -302,6 +303,12 @@ def innermost(pixels: npt.NDArray[np.bool_]) -> tuple[int, ...]:
     depth = distance_transform_edt(np.pad(pixels, 1))
     place = np.unravel_index(int(depth.argmax()), depth.shape)
     return tuple(int(one) - 1 for one in place)
+
+
+def strongest_place(region: StrongRegion, values: Floats) -> tuple[int, ...]:
+    """The place inside of a region where its map (*space) is strongest, far from the border."""
+    strength = np.where(region.pixels, np.copysign(1, region.value) * values, -np.inf)
+    return innermost(strength >= strength.max())
 
 
 def mark(axes: Axes, number: str, colour: str, place: Sequence[float], **options: Any) -> None:

@@ -240,9 +240,8 @@ def visualize_explanation(
         axes[0].set_title(f"{name}: red speaks for it, blue against it", pad=14)
     else:
         listed = sorted([*kinds[0], *kinds[1]], key=lambda one: -abs(one.value))
-        place = (
-            drawing.innermost(listed[0].pixels) if listed else [size // 2 for size in values.shape]
-        )
+        middle = tuple(size // 2 for size in values.shape)
+        place = drawing.strongest_place(listed[0], values) if listed else middle
         draw_slices(axes[:3], shown, place, spacing, kinds)
         heat_map = draw_slices(axes[3:], shown, place, spacing, (), values, scale)[0]
         figure.suptitle("\n".join(title), x=0.01, fontsize=11, horizontalalignment="left")

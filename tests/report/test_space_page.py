@@ -104,6 +104,20 @@ def test_pages_of_signals_and_volumes_can_be_read(browser, tmp_path, make, schem
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+def test_the_slices_of_a_region_meet_where_its_map_is_strongest(tmp_path):
+    evidence = make_volume()[0]
+    path = write_report(evidence, tmp_path / "volume.html", test=False)
+    header, _ = unpack(read_block(path.read_bytes(), "values"))
+    values = evidence.attribution(evidence.top())[0, 0].numpy()
+    kinds = strongest_regions(evidence, evidence.top())
+    assert any(kinds)
+    for name, sign, regions in zip(("for", "against"), (1, -1), kinds, strict=True):
+        for listed, region in zip(header["listed"][0][name], regions, strict=True):
+            assert region.pixels[tuple(listed["place"])]
+            strongest = (sign * values)[region.pixels].max()
+            assert sign * values[tuple(listed["place"])] == pytest.approx(strongest)
+
+
 def test_large_volumes_are_thinned_and_listed_in_an_index(tmp_path):
     volume = torch.rand(1, 1, 130, 131, 129)
     pda = EfficientPDA(lambda x: x.mean((2, 3, 4)), ConstantPrior(0.0), "raw", engine="dense")

@@ -14,7 +14,6 @@ from captum_pda.visualization import (
     visualize_strongest_regions,
     visualize_volume,
 )
-from captum_pda.visualization.drawing import innermost
 
 SPACE = (5, 14, 9)
 
@@ -41,9 +40,12 @@ def test_a_volume_is_drawn_by_slices_through_its_strongest_region(volume):
     assert len(axes) == 7  # three slices, the same with the map, and the test
     kinds = strongest_regions(volume, 2, example=1)
     strongest = max((one for kind in kinds for one in kind), key=lambda one: abs(one.value))
-    place = innermost(strongest.pixels)
-    assert strongest.pixels[place]
     values = volume.attribution(2)[1, 0].numpy()
+    place = [int(line.get_ydata()[0]) for line in (axes[1].lines[0], axes[0].lines[0])]
+    place.append(int(axes[0].lines[1].get_xdata()[0]))
+    assert strongest.pixels[tuple(place)]
+    inside = np.sign(strongest.value) * values[strongest.pixels]
+    assert abs(values[tuple(place)]) == pytest.approx(inside.max())
     for axis in range(3):
         expected = values.take(place[axis], axis)
         np.testing.assert_allclose(drawn(axes[3 + axis]), expected)
