@@ -1,8 +1,7 @@
 """The decision rules of a class: what do the strongest regions of many photos look like?
 
 The strongest regions for and against a class are cut out of many photos and grouped by what the
-model sees in them. A group that holds regions of several photos is a rule; what rests on one photo
-is none.
+model sees in them. A group with regions of several photos is a rule; others are left out.
 """
 
 from captum_pda.atlas.atlas_page import visualize_atlas, write_atlas

@@ -144,8 +144,8 @@ class Classifier:
         output: str | None = None,
         image: Tensor | None = None,
     ) -> Classifier:
-        """With the model, which is asked about an image (default: a black photo); its outputs are
-        read as ``output``, if that is given."""
+        """With its model on a device, run once on an image (default: a black photo); ``output`` is
+        the kind of its outputs, if that is given."""
         model = self.load().eval().to(device)
         image = (self.preprocessing(BLANK) if image is None else image).to(device)
         try:

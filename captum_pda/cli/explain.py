@@ -52,8 +52,8 @@ SECONDS_TO_SETTLE = 0.2
 
 HELP = "which parts of your photos speak for a class, and which against it"
 DESCRIPTION = """Which parts of a photo speak for a class, and which against it? Writes a picture
-(PNG) and the map in bits (npz or safetensors) of each photo, and tells the strongest evidence in
-words."""
+(PNG) and the map in bits (npz or safetensors) of each photo, and prints the strongest
+evidence."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--classes",
         type=positive,
-        help="as many of the most probable classes, from one set of forward passes",
+        help="explain this many of the most probable classes, from one set of forward passes",
     )
     asked.add_argument(
         "--contrast", nargs=2, metavar="CLASS", help="why the first rather than the second?"
@@ -87,8 +87,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     asked.add_argument(
         "--expected",
         metavar="CLASS",
-        help="also tell which few regions must go for the model to say this class, and which are "
-        "enough for the answer that it gave; up to 200 passes more",
+        help="also find few regions whose removal makes this class the answer, and few that keep "
+        "the present answer by themselves (up to 200 more passes)",
     )
     add_method_options(parser)
     add_image_options(parser)
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
         check_options(options)
         is_folder = is_launched() or any(path.is_dir() for path in options.images)
         if is_folder and options.expected:
-            raise UsageError("--expected is told of single photos; name them instead of a folder")
+            raise UsageError("--expected works for single photos only; name photos, not a folder")
         plan = make_plan(options.images, options.output, options.raw, options.html, is_folder)
         if not any(place.photo.exists() for place in plan.places):
             raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
@@ -170,8 +170,8 @@ def explain_photos(
     writer: PhotoWriter,
     ranks: Ranks,
 ) -> int:
-    """Explain what is not done yet, by all processes, each with the same engine; tell what became
-    of the photos, on the screen and in a folder's summary. Returns the exit code."""
+    """Explain photos without a result, in all processes with the same engine; print and store a
+    summary. Returns the exit code."""
     photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
     with ranks.failing_together():
         engine = options.engine
@@ -206,7 +206,7 @@ def explain_photos(
 
 
 class PhotoSet:
-    """Image files as a data set of a model's inputs; each is read once, when it is its turn."""
+    """Image files as a data set of a model's inputs; each is read when it is needed."""
 
     def __init__(
         self, plan: Plan, preprocessing: Preprocessing, options: argparse.Namespace

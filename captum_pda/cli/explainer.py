@@ -42,7 +42,7 @@ METHODS: dict[str, Any] = {
     "gradient": GradientPDA,
     "layer": LayerPDA,
 }
-#: Methods that leave the choice of a context to the user; "pda" asks in both, "gradient" in none.
+#: Methods with a choice of one context; "pda" uses all of them, "gradient" none.
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
@@ -52,7 +52,7 @@ ROI_SUPERPIXELS = (12, 25, 60)
 EXPLAINED_BOXES = 3
 #: How many of the strongest regions are listed, for a class and against it.
 LISTED_REGIONS = 3
-#: Options that results do not depend on, or that their settings tell in another way.
+#: Options that results do not depend on, or that are stored under another name.
 NO_SETTINGS = {"images", "output", "overwrite", "raw", "html", "quiet", "debug", "run", "device"}
 NO_SETTINGS |= {"weights", "labels", "prior", "output_kind", "target", "target_option"}
 NO_SETTINGS |= {"groups", "min_photos"}  # which come after the results
@@ -90,8 +90,7 @@ class Explanation:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other; then ``scales`` and ``stride`` stand for
-    ``window``, too."""
+    """Refuse options that contradict each other; ``window`` becomes ``scales`` and ``stride``."""
     method, stride = options.method, options.stride
     sizes = options.scales or ([options.window] if options.window else [])
     refused = {
@@ -121,8 +120,8 @@ def check_options(options: argparse.Namespace) -> None:
 def named_classes(
     options: argparse.Namespace, labels: Sequence[str]
 ) -> tuple[list[int] | None, tuple[int, ...], int | None]:
-    """The classes that were named (None where none was), the two to tell apart if any, and the one
-    that was expected; refuses unknown names."""
+    """The classes of --target (None without it), of --contrast and of --expected; unknown names are
+    refused."""
     expected = find_class(options.expected, labels, "--expected") if options.expected else None
     pair = tuple(find_class(name, labels, "--contrast") for name in options.contrast or ())
     if pair and pair[0] == pair[1]:
@@ -208,10 +207,10 @@ class PhotoExplainer:
         """Which regions are enough for the answer, and which must go for the expected class."""
         labels, top = self.classifier.labels, evidence.top()
         if expected == top:
-            return (f"{labels[expected]} is the answer with everything seen: nothing must go",)
+            return (f"{labels[expected]} is the answer already; no region needs to be hidden",)
         enough = evidence.sufficient(top, n=1, show_progress=self.show_progress)
         needed = evidence.necessary(top, expected, show_progress=self.show_progress)
-        last = f"hiding regions did not make it say {labels[expected]}"
+        last = f"hiding regions did not make {labels[expected]} the answer"
         last = last if needed is None else needed.described(labels)
         return (*(part.described(labels) for part in enough), last)
 

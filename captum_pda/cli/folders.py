@@ -206,7 +206,7 @@ def _not_ours(file: Path) -> str:
 
 
 def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
-    """Write a file, with its folder, or say in one line why not.
+    """Write a file, in a folder that is made if needed; errors take one line.
 
     A file that this command did not write is left as it is, unless ``overwrite``.
     """
@@ -238,7 +238,7 @@ def write_figure(path: Path, figure: Figure, overwrite: bool = False) -> None:
 def write_summary(
     plan: Plan, folder: Path, summary: DatasetSummary, failed: dict[str, str], overwrite: bool
 ) -> None:
-    """Write what became of a folder's photos, a table of them, and the index of their pages."""
+    """Write a folder's summary, the table of its photos, and the index of their pages."""
     counts = {"explained": summary.explained, "done_before": summary.done_before}
     content = {"captum_pda": __version__, "photos": len(plan.places), **counts, "failed": failed}
     write_result(folder / SUMMARY_FILE, json_text(content, indent=2).encode(), overwrite)

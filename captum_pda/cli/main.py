@@ -1,4 +1,4 @@
-"""The command line: which command to run, and how it ends."""
+"""The command line: its parser, warnings, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("\ncaptum-pda: stopped", file=sys.stderr)
             return 130
-        except Exception as error:  # Whatever it is, a person gets one line.
+        except Exception as error:  # any error is printed in one line
             if options.debug:
                 raise
             is_clear = isinstance(error, CommandError | ValueError | OSError)

@@ -1,4 +1,4 @@
-"""Models by name: torchvision's, timm's, those of transformers, and one's own; and their weights.
+"""Models by name, of torchvision, timm, transformers and functions of users; and their weights.
 
 Weights are read from files without running any code in them.
 """
@@ -36,7 +36,7 @@ DEFAULT_MODEL = "efficientnet_lite0"
 TORCHVISION, TIMM, HUGGING_FACE = "torchvision/", "timm/", "hf/"
 #: What the outputs of a model of transformers are, by the ``problem_type`` of its configuration.
 PROBLEM_TYPES = {"multi_label_classification": "multilabel", "regression": "raw"}
-#: What a function of one's own may return.
+#: What a function of a user may return.
 RETURNED = ("model", "transform", "labels", "output_kind")
 WHAT_IT_RETURNS = (
     "a model; a tuple (model, transform) or (model, transform, labels); or a dict with 'model' and "

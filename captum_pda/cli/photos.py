@@ -32,7 +32,7 @@ Intensity = tuple[float, float] | str | None
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 DICOM_ENDINGS, NIFTI_ENDINGS = (".dcm", ".dicom"), (".nii", ".nii.gz")
 MEDICAL_EXTRA = '"captum_pda[medical]"'
-#: What a NIfTI file of ours says of itself.
+#: The description of NIfTI files that the command writes.
 NIFTI_NOTE = b"captum_pda evidence"
 #: Modes of Pillow with 8 bits for each channel whose colours are known.
 PLAIN_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "YCbCr")
@@ -369,7 +369,7 @@ def _dicom_window(file: Any, group: Any, array: Array) -> Array:
 
 
 def _group(file: Any, name: str, frame: int) -> Any:
-    """What a DICOM file says of a frame: for each, for all, or in the file itself."""
+    """The group of a frame's fields: of that frame, shared by all, or the file itself."""
     for groups, number in (("PerFrame", frame), ("Shared", 0)):
         several = file.get(f"{groups}FunctionalGroupsSequence")
         if several and number < len(several) and several[number].get(name):

@@ -1,8 +1,8 @@
-"""What was found about a photo, as a picture, numbers, a page and words; and its writer.
+"""The results of a photo as a picture, numbers, a page and text; and their writer.
 
 ``explain_dataset`` does the rest: for one photo as for a folder, in one process or under torchrun.
 Each result is written whole as soon as it exists, the picture first; the numbers say by what they
-were made. So a folder's run that was stopped goes on where it was, and nothing is done twice.
+were made. A folder's run that was stopped continues where it was, and nothing is done twice.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = ("left", "middle", "right")
 
 
 class PhotoWriter:
-    """Writes the picture, the numbers and the page of each photo, and tells of single ones."""
+    """Writes the picture, numbers and page of each photo, and prints those of single photos."""
 
     def __init__(self, plan: Plan, classifier: Classifier, options: argparse.Namespace) -> None:
         self.plan, self.classifier, self.options = plan, classifier, options
@@ -246,7 +246,7 @@ def numbers_in_file(
 
 
 def summary_row(explanation: Explanation) -> dict[str, Any]:
-    """What a table of many photos tells of the first answer."""
+    """The row of a photo in the table of a folder: its first answer."""
     answer = explanation.answers[0]
     return {
         "answer": answer.name,
@@ -268,7 +268,7 @@ def top_classes(explanation: Explanation, n: int = 5) -> str:
 
 
 def predictions_in_words(answer: Answer, explanation: Explanation, between: str) -> str:
-    """What the model says of an answer's classes."""
+    """The predictions of an answer's classes."""
     shares = (float(explanation.predictions[number]) for number in answer.classes)
     return between.join(explanation.measure.in_words(share) for share in shares)
 
@@ -289,7 +289,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
             yield f"  {line}{where}"
     if explanation.roi is not None:
         share = float(explanation.roi.float().mean())
-        yield f"  Only the region of interest was asked ({share:.1%}); the map is 0 elsewhere."
+        yield f"  Only the region of interest was explained ({share:.1%}); the map is 0 elsewhere."
     yield from explanation.decided
 
 

@@ -40,7 +40,7 @@ class ResultWriter(Protocol):
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What became of a data set.
+    """How many examples of a data set were explained, and which failed.
 
     Args:
         explained: how many examples were explained now.

@@ -1,7 +1,6 @@
 """Stored results: what each is recognised by, and the folder and files that hold them.
 
-Each file is written whole or not at all. Files are read with suspicion: a few bytes may claim to be
-many.
+Each file is written whole or not at all. Sizes are checked before a file is read.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_a_rectangle_in_pixels_of_the_photo(capsys):
     assert np.abs(found[inside]).min() > 0
     np.testing.assert_array_equal(found[~inside], 0)
     said = capsys.readouterr().out
-    assert "Only the region of interest was asked (9.4%); the map is 0 elsewhere." in said
+    assert "Only the region of interest was explained (9.4%); the map is 0 elsewhere." in said
 
 
 def test_a_mask_gives_the_same(capsys):
