@@ -66,14 +66,16 @@ class ClassRegion:
 
     @property
     def place(self) -> str:
-        """In which ninth of the photo its middle lies, as "upper left"; "" where unknown."""
-        if 0 in self.space:
-            return ""
-        middles = zip(self.corner, self.shape, self.space, strict=True)
-        row, column = (min(int(3 * (a + b / 2) / size), 2) for a, b, size in middles)
-        if row == column == 1:
-            return "in the centre"
-        return f"{('upper', 'middle', 'lower')[row]} {('left', 'middle', 'right')[column]}"
+        """The ninth of the photo that holds its middle, as "upper left"; "" where unknown."""
+        return "" if 0 in self.space else ninth(self.corner, self.shape, self.space)
+
+
+def ninth(corner: Sequence[int], shape: Sequence[int], space: Sequence[int]) -> str:
+    """The ninth of an image that holds the middle of a box: "upper left", ... or "centre"."""
+    middles = zip(corner, shape, space, strict=True)
+    row, column = (min(int(3 * (a + b / 2) / size), 2) for a, b, size in middles)
+    words = ("upper", "middle", "lower")[row], ("left", "middle", "right")[column]
+    return "centre" if row == column == 1 else " ".join(words)
 
 
 def cut_regions(

@@ -9,14 +9,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
 from captum_pda.cli.explain import run_on_ranks
 from captum_pda.cli.usage_errors import CommandError, one_line
 
-COMMANDS: dict[str, Any]
 COMMANDS = {"demo": demo, "explain": explain, "atlas": atlas, "fit-prior": fit_prior}
 
 DESCRIPTION = """\

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
+from captum_pda.atlas.class_regions import ninth
 from captum_pda.cli.classifier import Classifier, true_class
 from captum_pda.cli.explainer import LISTED_REGIONS, Answer, Explanation
 from captum_pda.cli.folders import Plan, write_figure, write_result
@@ -47,8 +48,6 @@ from captum_pda.visualization.regions import regions_in_words
 MAX_COLUMNS = 4
 #: Letters that fit above a panel.
 TITLE_WIDTH = 30
-ROWS = ("upper", "middle", "lower")
-COLUMNS = ("left", "middle", "right")
 
 
 class PhotoWriter:
@@ -302,7 +301,5 @@ def place(region: StrongRegion) -> str:
     ]
     if len(spans) != 2:
         return f"voxels {', '.join(spans)}"
-    middles = zip(region.corner, region.shape, region.pixels.shape, strict=True)
-    thirds = [min(int(3 * (start + width / 2) / size), 2) for start, width, size in middles]
-    ninth = "centre" if thirds == [1, 1] else f"{ROWS[thirds[0]]} {COLUMNS[thirds[1]]}"
-    return f"{ninth}, rows {spans[0]}, columns {spans[1]}"
+    where = ninth(region.corner, region.shape, region.pixels.shape)
+    return f"{where}, rows {spans[0]}, columns {spans[1]}"
