@@ -80,7 +80,8 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
         frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
     """
     if not path.is_file():
-        raise CommandError(f"there is no photo at {path}; check the name")
+        kind = ", which is a folder" if path.is_dir() else ""
+        raise CommandError(f"there is no photo at {path}{kind}; check the name")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
