@@ -99,8 +99,8 @@ def sampling(scale: Scale) -> None:
 
     def with_library() -> None:
         fresh = GaussianPatchPrior(18).fit(image)
-        for chunk in grid.chunks(1024):
-            fresh.sample(image[0], chunk, 10)
+        for start in range(0, len(grid), 1024):
+            fresh.sample(image[0], grid[start : start + 1024], 10)
 
     places = np.indices((18, 18)).reshape(2, -1).T
     inside = ((places >= 4) & (places < 14)).all(axis=1)

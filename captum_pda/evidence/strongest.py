@@ -18,6 +18,7 @@ from captum_pda.device_sync import in_double
 from captum_pda.evidence import words
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import Measure
+from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ def strongest_regions(
         standardised.append(plain_values(answer) / deviation)
     mean_map = np.mean(maps, axis=0)
     sizes = []
-    for regions in dict.fromkeys(part.regions for part in parts):
+    # Regions that are only read from random sets were not asked by themselves.
+    asked_alone = [part for part in parts if not CONTEXTS[part.context].in_sets] or parts
+    for regions in dict.fromkeys(part.regions for part in asked_alone):
         asked = [place for place, part in enumerate(parts) if part.regions == regions]
         numbers, means = means_inside(regions, example, values)
         said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)

@@ -143,11 +143,7 @@ class Random(Empty):
     in_sets = True
     weight = 2.0  # ahead of 1 on 24 photos (benchmarks/FAITHFULNESS.md)
     # What is added is read for small regions, which costs no passes.
-    granularities: ClassVar[Mapping[str, tuple[int, ...]]] = {
-        "quick": (250,),
-        "standard": (250,),
-        "thorough": (250,),
-    }
+    granularities = dict.fromkeys(("quick", "standard", "thorough"), (250,))
     choice = "Each among others"
     each = "each region among random others"
     question = "among others"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias, TypeGuard
@@ -123,10 +123,6 @@ class WindowGrid:
     def _numbers(self) -> range | tuple[int, ...]:
         """The numbers of these windows in the whole grid."""
         return range(math.prod(self.shape)) if self.selected is None else self.selected
-
-    def chunks(self, size: int) -> Iterator[WindowGrid]:
-        """The grid in consecutive parts of at most ``size`` windows."""
-        return (self[start : start + size] for start in range(0, len(self), size))
 
     @cached_property
     def corner_array(self) -> Integers:

@@ -367,6 +367,7 @@ def _part_header(
         "context": part.context,
         "sign": sign,
         "weight": context.weight,
+        "in_sets": context.in_sets,
         "reference": block.add(reference.numpy(), "float64"),
         "changes": block.add((scores - reference.unsqueeze(1)).numpy(), "float32"),
         "values": None,

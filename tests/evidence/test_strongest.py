@@ -104,6 +104,17 @@ def test_each_question_has_its_own_answer():
         assert one.main_answer == one.answers()[0 if agrees else 1]
 
 
+def test_regions_are_listed_that_were_asked_by_themselves():
+    """What small regions add is read from random sets, which is not an answer of theirs alone."""
+    image = make_images(1, 3, 72, 80).float()
+    evidence = PDA(sharp_network(0, 30.0), engine="dense").evidence(image)
+    small = evidence.in_context("random").parts[0].regions
+    listed = [one for kind in checked(evidence, 2) for one in kind]
+    assert listed
+    assert all(one.regions != small and "random" not in one.evidence for one in listed)
+    assert any(checked(evidence.in_context("random"), 2))
+
+
 def test_places_of_a_feature_map_are_the_pixels_that_they_cover():
     image = make_images(1, 3, 24, 24).float()
     evidence = PDA(make_convolutional()).evidence(image)

@@ -76,9 +76,6 @@ def test_slices_are_grids_and_know_their_place():
     assert part.first == 5
     torch.testing.assert_close(part.corners, grid.corners[5:9])
     assert part[1:3].first == 6
-    chunks = list(grid.chunks(7))
-    assert [len(chunk) for chunk in chunks] == [7, 7, 2]
-    torch.testing.assert_close(torch.cat([chunk.corners for chunk in chunks]), grid.corners)
 
 
 @pytest.mark.parametrize("wrong", [3, slice(0, 4, 2)])

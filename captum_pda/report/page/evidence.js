@@ -274,7 +274,10 @@ function saidByRegions(groups, contexts, question, map, photo, ownShare) {
     size.carried = Array.from(signed, (value, region) => value >= ownShare * Math.abs(expected[region]));
     size.said = signed.map((value, region) => (size.carried[region] ? value : 0));
   }
-  return sizes;
+  // Regions that are only read from random sets were not asked by themselves.
+  const alone = sizes.filter(({ group }) =>
+    group.parts.some((part) => !part.in_sets && contexts.includes(part.context)));
+  return alone.length ? alone : sizes;
 }
 
 // The regions with the strongest evidence for and against, as the map has them: what

@@ -74,7 +74,8 @@ class View {
     const { own_share: ownShare } = this.header.listed;
     const sizes = saidByRegions(groups, this.contexts, this.question, this.map, this.photo, ownShare);
     const found = strongestRegions(
-      sizes, groups.indexOf(this.pointed), this.map, this.photo, this.header.listed);
+      sizes, Math.max(0, sizes.findIndex(({ group }) => group === this.pointed)), this.map, this.photo,
+      this.header.listed);
     const maps = groups.flatMap((group) =>
       group.parts
         .filter((part) => this.contexts.includes(part.context))
