@@ -224,6 +224,7 @@ class GaussianFieldPrior(BlurredContext):
                 {"lengths": [2], "mean": [channels], "colours": [channels, channels]}
             )
             length, smoothness = tensors["lengths"].tolist()
+            colours = tensors["colours"]
             for name, value, (low, high) in (
                 ("correlation length", length, LENGTH_BOUNDS),
                 ("smoothness", smoothness, SMOOTHNESS_BOUNDS),
@@ -232,9 +233,11 @@ class GaussianFieldPrior(BlurredContext):
                     raise ValueError(
                         f"its {name} is {value:.3g}, beyond {low:g} to {high:g} pixels"
                     )
+            if not torch.allclose(colours, colours.T, rtol=1e-6) or not _is_covariance(colours):
+                raise ValueError("its colours are not a covariance")
         prior = cls()
         prior.correlation_length, prior.smoothness = length, smoothness
-        prior.mean, prior.colour_covariance = tensors["mean"], tensors["colours"]
+        prior.mean, prior.colour_covariance = tensors["mean"], colours
         return prior
 
     def settings(self) -> dict[str, object]:
@@ -385,6 +388,11 @@ def _over_ranks(spectrum: _Spectrum | None, ranks: Ranks) -> _Spectrum:
             summed = ranks.sum(torch.from_numpy(values.reshape(-1))).numpy()
             setattr(total, name, summed.reshape(values.shape))
     return total
+
+
+def _is_covariance(matrix: Tensor) -> bool:
+    lowest = torch.linalg.eigvalsh((matrix + matrix.T) / 2)[0]
+    return bool(lowest >= -1e-9 * matrix.diagonal().abs().max())
 
 
 DEFAULT_PRIOR = GaussianFieldPrior()

@@ -15,6 +15,10 @@ from typing_extensions import Self
 from captum_pda.distributed import Ranks
 from captum_pda.regions.protocol import Integers, row_major_steps
 
+#: Values of a patch whose covariance is factored to see whether a file holds a covariance.
+CHECKED_VALUES = 1024
+#: How far below zero rounding may take a variance, as a share of the mean variance.
+ROUNDING = 1e-6
 #: Values of images that are transformed at once.
 VALUES_PER_TRANSFORM = 2**22
 
@@ -92,6 +96,23 @@ class Moments(ABC):
         variance, rounding = self._scales()
         return torch.maximum(share * variance, rounding).clamp_min(1e-30)
 
+    def check(self) -> None:
+        """Refuse sums that no images can have, with a ValueError that says why."""
+        low, high = self.tensors["range"]
+        if bool((low > high).any()):
+            raise ValueError("its range has a lowest value above the highest")
+        self._check_sums()
+        # A part in the middle of the patch, whose covariance is factored quickly.
+        n_pixels = max(1, CHECKED_VALUES // self.values_per_pixel)
+        side = max(1, int(n_pixels ** (1 / len(self.patch)) + 1e-9))
+        cut = np.minimum(self.patch, side)
+        places = np.indices(tuple(cut)).reshape(len(cut), -1).T + np.subtract(self.patch, cut) // 2
+        covariance = self.covariance(places, places)
+        loading = self.loading(ROUNDING)[:, None].expand(covariance.shape[:2])
+        _, failed = torch.linalg.cholesky_ex(covariance + torch.diag_embed(loading))
+        if bool(failed.any()) or not bool(torch.isfinite(covariance).all()):
+            raise ValueError("its covariance is indefinite: no images have such a one")
+
     @abstractmethod
     def mean(self, places: Integers) -> Tensor:
         """The mean at these places of a patch (n, dims), (groups, values)."""
@@ -113,6 +134,9 @@ class Moments(ABC):
 
     @abstractmethod
     def _merge(self, other: Self) -> None: ...
+
+    @abstractmethod
+    def _check_sums(self) -> None: ...
 
 
 class FullMoments(Moments):
@@ -180,6 +204,14 @@ class FullMoments(Moments):
         scatter = self.tensors["scatter"].diagonal(dim1=1, dim2=2)
         variance = scatter.mean(dim=1) / self.tensors["count"]
         return variance, 1e-20 * self.tensors["mean"].square().mean(dim=1) + 1e-12 * variance
+
+    def _check_sums(self) -> None:
+        scatter = self.tensors["scatter"]
+        largest = float(scatter.abs().max())
+        if not torch.allclose(scatter, scatter.mT, rtol=1e-6, atol=1e-9 * largest):
+            raise ValueError("its scatter is not symmetric")
+        if float(self.tensors["count"]) < 1:
+            raise ValueError("it counts no patches")
 
 
 class StationaryMoments(Moments):
@@ -320,6 +352,23 @@ class StationaryMoments(Moments):
     @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.patch), 0))
+
+    def _check_sums(self) -> None:
+        products, counts = self.tensors["products"], self.tensors["counts"]
+        mirrored = products.flip(self._axes)
+        mirrored = mirrored.transpose(0, 1) if self.joint else mirrored
+        for name, values, other in (
+            ("products", products, mirrored),
+            ("counts", counts, counts.flip(self._axes)),
+        ):
+            largest = max(float(values.abs().max()), math.ulp(0.0))
+            if not torch.allclose(values, other, rtol=1e-6, atol=1e-6 * largest):
+                raise ValueError(f"its {name} are not symmetric")
+        pixels = self._pixels()
+        if float(pixels) < 1:
+            raise ValueError("it counts no pixels")
+        if bool(((counts > pixels * (1 + 1e-6)) | (counts < -1e-6 * pixels)).any()):
+            raise ValueError("it counts more pairs of pixels than pixels, or fewer than none")
 
 
 def merged_over_ranks(own: Moments | None, ranks: Ranks) -> Moments:

@@ -413,7 +413,9 @@ class GaussianPatchPrior(BlurredContext):
             joint = prior.channels == "joint"
             moments_type = COVARIANCES[prior.covariance]
             tensors = file.read(moments_type.shapes(patch, joint, channels))
-            prior._moments = moments_type(patch, joint, tensors)
+            moments = moments_type(patch, joint, tensors)
+            moments.check()
+            prior._moments = moments
         return prior
 
     def settings(self) -> dict[str, object]:

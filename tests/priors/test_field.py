@@ -607,6 +607,8 @@ CHANGES = {
     "a negative length": (lambda t: t["lengths"].fill_(-1), "correlation length is -1, beyond"),
     "a length of next to nothing": (lambda t: t["lengths"].fill_(1e-200), "length is 1e-200"),
     "a huge smoothness": (lambda t: t["lengths"][1:].fill_(1e200), "smoothness is 1e.200, beyond"),
+    "colours that are not symmetric": (lambda t: t["colours"][0].add_(1), "not a covariance"),
+    "negative colours": (lambda t: t["colours"].neg_(), "not a covariance"),
 }
 
 

@@ -188,6 +188,7 @@ CHANGES = {
     "no channels": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 0)), "channels"),
     "a range without a shape": (lambda tensors, h, s: tensors.update(range=torch.zeros(())), "."),
     "single precision": (lambda tensors, h, s: tensors.update(range=torch.zeros(2, 3)), "F64"),
+    "a range upside down": (lambda tensors, h, s: tensors["range"][0].add_(1e6), "range"),
     "a range that is no number": (lambda tensors, h, s: tensors["range"].fill_(torch.nan), "NaN"),
 }
 
@@ -196,6 +197,57 @@ CHANGES = {
 def test_priors_with_other_content(path, name):
     change, says = CHANGES[name]
     rewrite(path, change)
+    assert_refused(path, says)
+
+
+MOMENTS = {
+    "stationary": {
+        "NaN": (lambda t: t["products"].fill_(torch.nan), "NaN"),
+        "infinity": (lambda t: t["sums"].fill_(torch.inf), "infinite"),
+        "asymmetric products": (lambda t: t["products"][0, 1].add_(1e6), "symmetric"),
+        "asymmetric counts": (lambda t: t["counts"][0].mul_(0), "symmetric"),
+        "no pixels": (lambda t: t["counts"].zero_(), "no pixels"),
+        "negative counts": (lambda t: t["counts"].neg_(), "no pixels"),
+        "counts below none": (lambda t: t.update(counts=t["counts"] - 100), "pairs"),
+        "more pairs than pixels": (
+            lambda t: (t["counts"][0].mul_(9), t["counts"][-1].mul_(9)),
+            "pairs",
+        ),
+        "negative variances": (lambda t: t["products"].neg_(), "indefinite"),
+        "an indefinite covariance": (
+            lambda t: t["products"][..., 3:6].copy_(t["products"][..., 3:6].flip(-1).neg() * 9),
+            "indefinite|symmetric",
+        ),
+    },
+    "full": {
+        "NaN": (lambda t: t["scatter"].fill_(torch.nan), "NaN"),
+        "infinity": (lambda t: t["mean"].fill_(torch.inf), "infinite"),
+        "asymmetric": (lambda t: t["scatter"][0, 0, 1].add_(1e6), "symmetric"),
+        "no patches": (lambda t: t["count"].zero_(), "no patches"),
+        "negative count": (lambda t: t["count"].neg_(), "no patches"),
+        "negative variances": (lambda t: t["scatter"].neg_(), "indefinite"),
+        "an indefinite covariance": (
+            lambda t: t["scatter"][0].fill_diagonal_(0.0),
+            "indefinite",
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("covariance", "name"), [(kind, name) for kind, cases in MOMENTS.items() for name in cases]
+)
+def test_moments_that_no_images_have(tmp_path, covariance, name):
+    change, says = MOMENTS[covariance][name]
+    path = tmp_path / "prior.safetensors"
+    GaussianPatchPrior(5, covariance).fit(make_images(2, 3, 9, 11)).save(path)
+
+    def spoil(tensors, header, settings):
+        before = {key: tensor.clone() for key, tensor in tensors.items()}
+        change(tensors)
+        assert any(not torch.equal(tensors[key], before[key]) for key in before)
+
+    rewrite(path, spoil)
     assert_refused(path, says)
 
 
