@@ -25,6 +25,7 @@ from captum_pda.evidence.strongest import (
     OWN_SHARE,
     SHARED_PART,
     StrongRegion,
+    least_answer,
     listed_regions,
     pixels_of,
     strongest_regions,
@@ -196,6 +197,7 @@ def write_report(
                 "least_share": LEAST_SHARE,
                 "close_share": CLOSE_SHARE,
                 "own_share": OWN_SHARE,
+                "least_answer": least_answer(of_first.measure),
                 "shared_part": SHARED_PART,
             },
         }

@@ -82,16 +82,18 @@ class View {
         .map((part) => partMap(group, part, this.question, this.photo)),
     );
     const { words } = this.header;
-    const closeShare = this.header.listed.close_share;
+    const { close_share: closeShare, least_answer: least } = this.header.listed;
     const told = (regions) =>
       regions.map((one, place) => {
-        const answers = this.describe(one).parts.map((part) => answerWords(part, this.header));
+        const { parts } = this.describe(one);
+        const says = parts.some(({ value }) => Math.abs(value) > least);
+        const answers = parts.map((part) => answerWords(part, this.header));
         const next = regions[place + 1];
         const [own, other] = [one, next || one].map(({ value }) => Math.abs(value));
         if (!one.carried || isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
         else if (next && own - other < closeShare * own) answers.push(words.tied);
-        return { ...one, answers };
-      });
+        return { ...one, answers, says };
+      }).filter(({ says }) => says);
     return { for: told(found.for), against: told(found.against) };
   }
 
