@@ -18,22 +18,12 @@ from captum_pda.cli.classifier import true_class
 from captum_pda.cli.explain import explain_photos, load_explainer
 from captum_pda.cli.explainer import Explanation, check_options, named_classes
 from captum_pda.cli.folders import Plan, make_plan, write_figure, write_result
-from captum_pda.cli.options import (
-    add_image_options,
-    add_method_options,
-    add_model_options,
-    add_overwrite,
-    positive,
-)
+from captum_pda.cli.options import add_explaining_options, positive
 from captum_pda.cli.results import PhotoWriter
 from captum_pda.cli.usage_errors import UsageError, optional_module
-from captum_pda.datasets.result_folder import Record, plain_outputs
+from captum_pda.datasets.result_folder import Record
 from captum_pda.distributed import Ranks
 from captum_pda.evidence.evidence import WindowEvidence
-
-#: The folder of the photos' regions and pages.
-PHOTOS = "photos"
-
 
 HELP = "what speaks for a class, and what against it, over many photos"
 DESCRIPTION = """Cuts the strongest regions out of many photos, groups those that look alike to the
@@ -46,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "images", nargs="+", type=Path, metavar="PHOTOS", help="folders of photos, or photos"
     )
-    which = parser.add_argument_group("what to look for")
-    which.add_argument(
+    add = parser.add_argument_group("what to look for").add_argument
+    add(
         "--class",
         dest="target",
         action="append",
@@ -55,52 +45,57 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="by name or number; may be given several times (default: that of each photo's folder)",
     )
-    which.add_argument(
+    add(
         "--regions",
         type=positive,
         default=4,
         help="how many of a photo to cut out, for the class and against it (default: 4)",
     )
-    which.add_argument(
-        "--min-bits",
-        type=float,
-        default=0.1,
-        help="regions that say less are left out (default: 0.1)",
-    )
-    which.add_argument(
-        "--groups", type=positive, help="how many groups to make (default: what fits)"
-    )
-    which.add_argument(
+    add("--min-bits", type=float, default=0.1, help="the least of a region to count (default: 0.1)")
+    add("--groups", type=positive, help="how many groups to make (default: what fits)")
+    add(
         "--min-photos",
         type=positive,
         default=2,
         help="how many photos a group must come from (default: 2)",
     )
-    add_method_options(parser)
-    add_image_options(parser)
-    add_model_options(parser)
-    output = parser.add_argument_group("what to write")
-    output.add_argument("--output", type=Path, required=True, help="a folder for the results")
-    add_overwrite(output)
-    fixed = {"classes": None, "contrast": None, "expected": None, "html": True, "test": False}
-    parser.set_defaults(target_option="--class", **fixed)
+    add_explaining_options(parser)
+    parser.add_argument("--output", type=Path, required=True, help="a folder for the results")
+    fixed: dict[str, Any] = {"classes": None, "contrast": None, "expected": None}
+    fixed |= {"html": True, "test": False, "raw": "safetensors", "target_option": "--class"}
+    parser.set_defaults(**fixed)
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> int:
-    """Explain all photos; the exit code says whether any failed."""
+    """Explain all photos, and write the picture and the page of each class; the exit code says
+    whether any photo failed."""
     with ranks.failing_together():
         optional_module("sklearn.cluster", '"captum_pda[atlas]"')
         check_options(options)
-        plan = make_plan(options.images, options.output / PHOTOS, "safetensors", True, True)
+        plan = make_plan(options, options.output / "photos", is_folder=True)
         for place in plan.places:
             del place.files["picture"]
         explainer = load_explainer(options, plan)
-        classes = classes_of(options, plan, explainer.classifier.labels)
+        labels = explainer.classifier.labels
+        classes = classes_of(options, plan, labels)
     writer = AtlasWriter(plan, explainer.classifier, options)
     writer.classes = classes
     exit_code = explain_photos(options, plan, explainer, writer, ranks)
-    if ranks.rank == 0:
-        write_atlases(options, plan, explainer.classifier.labels, classes)
+    files = [place.files["numbers"] for place in plan.places]
+    regions = {number: read_regions(file) for number, file in enumerate(files) if file.is_file()}
+    for target in sorted({target for number in regions for target in classes[number]}):
+        if ranks.rank > 0:
+            break
+        label = labels[target]
+        photos = [number for number in regions if target in classes[number]]
+        own = [one for number in photos for one in regions[number] if one.label == label]
+        atlas = make_atlas(own, label, len(photos), options.groups, options.min_photos)
+        page = options.output / f"{target:04d}_{re.sub(r'[^0-9A-Za-z]+', '_', label)[:60]}.html"
+        picture = page.with_suffix(".png")
+        write_result(page, atlas_page(atlas), options.overwrite)
+        write_figure(picture, visualize_atlas(atlas, use_pyplot=False), options.overwrite)
+        if not options.quiet:
+            print(f"{atlas}\nWritten: {page}, {picture}")
     return exit_code
 
 
@@ -149,32 +144,4 @@ class AtlasWriter(PhotoWriter):
                 min_bits=self.options.min_bits,
             )
         ]
-        outputs = {}
-        if record.outputs is not None:
-            outputs["outputs"] = plain_outputs(record.outputs)
-        return regions_in_file(regions, settings, outputs)
-
-
-def write_atlases(
-    options: argparse.Namespace,
-    plan: Plan,
-    labels: Sequence[str],
-    classes: Sequence[Sequence[int]],
-) -> None:
-    """Write the picture and the page of each class, and tell what is in it."""
-    files = [place.files["numbers"] for place in plan.places]
-    regions = {number: read_regions(file) for number, file in enumerate(files) if file.is_file()}
-    for target in dict.fromkeys(target for several in classes for target in several):
-        label = labels[target]
-        photos = [number for number in regions if target in classes[number]]
-        if not photos:
-            continue
-        own = [one for number in photos for one in regions[number] if one.label == label]
-        atlas = make_atlas(own, label, len(photos), options.groups, options.min_photos)
-        page = options.output / f"{target:04d}_{re.sub(r'[^0-9A-Za-z]+', '_', label)[:60]}.html"
-        picture = page.with_suffix(".png")
-        write_result(page, atlas_page(atlas), options.overwrite)
-        write_figure(picture, visualize_atlas(atlas, use_pyplot=False), options.overwrite)
-        if not options.quiet:
-            print(atlas)
-            print(f"Written: {page}, {picture}")
+        return regions_in_file(regions, settings, record.tensors())

@@ -155,7 +155,7 @@ class Classifier:
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             step = "return a transform that makes what it takes"
             if image.dim() == 4 and any(isinstance(one, nn.Conv3d) for one in model.modules()):
-                step = "it takes volumes: join the slices of a DICOM series, such as by dcm2niix"
+                step = "it takes volumes: --series reads a folder of DICOM slices as one"
             raise CommandError(
                 f"--model {self.name} fails for an input of shape {tuple(image.shape)} "
                 f"({one_line(error)}); {step}"

@@ -18,7 +18,6 @@ from captum_pda.cli.classifier import Classifier
 from captum_pda.cli.explainer import Explanation, PhotoExplainer, check_options
 from captum_pda.cli.folders import PICTURES, check_free, write_figure
 from captum_pda.cli.models import load_classifier
-from captum_pda.cli.options import add_overwrite
 from captum_pda.cli.results import explanation_lines, predictions_in_words, top_classes
 from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.distributed import Ranks
@@ -56,7 +55,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="one photo, and few regions: a coarse map in seconds"
     )
-    add_overwrite(parser)
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> int:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +23,17 @@ from captum_pda.cli.folders import (
     write_summary,
 )
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.options import (
-    add_image_options,
-    add_method_options,
-    add_model_options,
-    add_overwrite,
-    positive,
-)
-from captum_pda.cli.photos import Photo, intensity_option, read_photo, roi_image
+from captum_pda.cli.options import add_explaining_options, positive
+from captum_pda.cli.photos import Photo, dicom_slices, intensity_option, read_photo, roi_image
 from captum_pda.cli.results import PhotoWriter
 from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
 from captum_pda.datasets.explain_dataset import explain_examples
 from captum_pda.datasets.result_folder import Example
-from captum_pda.distributed import OtherRankError, Ranks
+from captum_pda.distributed import Ranks
 from captum_pda.files import counted
 
 #: How many failures are printed; all of them are in a folder's summary.
 SHOWN_FAILURES = 20
-#: Environment variables that torchrun sets for every process.
-LAUNCHED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-#: A process may have to wait for another one's largest photo; one that is dead is noticed at once.
-PATIENCE = timedelta(days=7)
-#: More than a thread of gloo needs to let go of its last message.
-SECONDS_TO_SETTLE = 0.2
 
 HELP = "which parts of your photos speak for a class, and which against it"
 DESCRIPTION = """Which parts of a photo speak for a class, and which against it? Writes a picture
@@ -90,35 +75,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also find few regions whose removal makes this class the answer, and few that keep "
         "the present answer by themselves (up to 200 more passes)",
     )
-    add_method_options(parser)
-    add_image_options(parser)
-    add_model_options(parser)
-    output = parser.add_argument_group("what to write")
-    output.add_argument(
+    add_explaining_options(parser)
+    add = parser.add_argument_group("what to write").add_argument
+    add(
         "--output",
         type=Path,
         default=Path(),
         help="a folder, or for a single photo the name of the picture (.png or .jpg). Default: "
         "here, as cat.jpg_evidence.png for cat.jpg",
     )
-    output.add_argument(
+    add(
         "--raw",
         choices=RAW_FORMATS,
         default="npz",
         help="the format of the maps for programs; nifti: of a scan, beside npz (default: npz)",
     )
-    output.add_argument(
+    add(
         "--html",
         action="store_true",
         help="also write an interactive page of each photo or volume, and an index of a folder",
     )
-    output.add_argument(
+    add(
         "--no-test",
         dest="test",
         action="store_false",
         help="leave out the test of each map on its own photo (about 40 passes)",
     )
-    add_overwrite(output)
     parser.set_defaults(target_option="--target")
 
 
@@ -126,10 +108,12 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Explain all photos; the exit code says whether any failed."""
     with ranks.failing_together():
         check_options(options)
-        is_folder = is_launched() or any(path.is_dir() for path in options.images)
+        is_folder = dist.is_torchelastic_launched() or any(
+            path.is_dir() and not (options.series and dicom_slices(path)) for path in options.images
+        )
         if is_folder and options.expected:
             raise UsageError("--expected works for single photos only; name photos, not a folder")
-        plan = make_plan(options.images, options.output, options.raw, options.html, is_folder)
+        plan = make_plan(options, options.output, is_folder)
         if not any(place.photo.exists() for place in plan.places):
             raise CommandError(f"there is no photo at {plan.places[0].photo}; check the name")
         explainer = load_explainer(options, plan)
@@ -163,6 +147,23 @@ def load_explainer(options: argparse.Namespace, plan: Plan) -> PhotoExplainer:
     return PhotoExplainer(classifier, options, prior, not options.quiet and plan.folder is None)
 
 
+def device_for(name: str) -> torch.device:
+    """The device of a name, if this machine has it; of several GPUs, this process's own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UsageError(
+            f"--device {name} is not on this machine; leave it out, or use cpu"
+        ) from None
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    return device
+
+
 def explain_photos(
     options: argparse.Namespace,
     plan: Plan,
@@ -174,10 +175,9 @@ def explain_photos(
     summary. Returns the exit code."""
     photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
     with ranks.failing_together():
-        engine = options.engine
         if ranks.rank == 0:
-            engine = explainer.choose_engine(plan.folder, options.overwrite, photos)
-    explainer.engine = ranks.gather(engine)[0]
+            explainer.choose_engine(plan.folder, photos)
+    explainer.engine = ranks.gather(explainer.engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
     summary = explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
     if ranks.rank > 0:
@@ -193,15 +193,13 @@ def explain_photos(
                 f"Explained {summary.explained} of {counted(total, 'photo')}; {before} done "
                 f"before, {len(failed)} failed.\nWritten: {plan.folder}"
             )
-    errors = [
+    for path, reason in [*failed.items()][:SHOWN_FAILURES]:
         # Some reasons name the photo themselves.
-        reason if path in reason or total == 1 else f"{path}: {reason}"
-        for path, reason in failed.items()
-    ][:SHOWN_FAILURES]
+        named = reason if path in reason or total == 1 else f"{path}: {reason}"
+        print(f"captum-pda: error: {one_line(named)}", file=sys.stderr)
     if failed and total > 1:
-        errors.append(f"{len(failed)} of {total} photos could not be explained; {hint}")
-    for line in errors:
-        print(f"captum-pda: error: {one_line(line)}", file=sys.stderr)
+        said = f"{len(failed)} of {total} photos could not be explained; {hint}"
+        print(f"captum-pda: error: {said}", file=sys.stderr)
     return 1 if failed else 0
 
 
@@ -232,10 +230,10 @@ class PhotoSet:
 
     def _roi(self, photo: Photo) -> torch.Tensor:
         """Which pixels of the model's input lie in the region of interest, (*space)."""
-        image, black_and_white = roi_image(self.options.roi, photo.image)
+        image, is_part = roi_image(self.options.roi, photo.image)
         marked = self.preprocessing.prepare(image, photo.affine)[0].mean(dim=0)
         low, high = marked.aminmax()
-        if not black_and_white or not low < high:
+        if not is_part or not low < high:
             raise CommandError(
                 "--roi must mark a part of what the model sees of the image, and not all of it"
             )
@@ -250,47 +248,3 @@ class PhotoSet:
             except Exception as error:  # it is reported when it is its turn
                 errors.append(error)
         raise errors[0]
-
-
-# The processes that torchrun starts
-
-
-def is_launched() -> bool:
-    """Whether torchrun started this process."""
-    return os.environ.keys() >= LAUNCHED
-
-
-def run_on_ranks(run: Callable[[Ranks], int]) -> int:
-    """Run a command in all processes that torchrun started; its exit code."""
-    if not is_launched():
-        return run(Ranks())
-    # Ranks exchange a few words only, for which the GPUs are not needed.
-    dist.init_process_group("gloo", timeout=PATIENCE)
-    ranks = Ranks(dist.group.WORLD)
-    try:
-        return run(ranks)
-    except (UsageError, OtherRankError):
-        if ranks.rank == 0:
-            raise
-        return 0  # The first process prints the error for all.
-    finally:
-        # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
-        time.sleep(SECONDS_TO_SETTLE)
-        dist.destroy_process_group()
-
-
-def device_for(name: str) -> torch.device:
-    """The device of a name, if this machine has it; of several GPUs, this process's own."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UsageError(
-            f"--device {name} is not on this machine; leave it out, or use cpu"
-        ) from None
-    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    return device

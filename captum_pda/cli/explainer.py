@@ -142,30 +142,23 @@ class PhotoExplainer:
     ) -> None:
         self.classifier, self.options, self.prior = classifier, options, prior
         self.show_progress = show_progress
-        #: The engine, where it is chosen once for many photos.
-        self.engine: str = options.engine
-        sizes = options.scales or None
-        self._regions: dict[str, Any] = {"strides": options.stride, "scales": sizes}
+        self.forward_func = classifier.model
+        self.engine: str = options.engine  # chosen once for many photos
+        self._regions = {"strides": options.stride, "scales": options.scales or None}
         if options.method != "layer":
             self._regions["superpixels"] = options.superpixels
 
-    @property
-    def forward_func(self) -> torch.nn.Module:
-        """The model."""
-        return self.classifier.model
-
     def settings(self) -> dict[str, Any]:
         """What the answers depend on beside the weights, as plain values."""
-        options, method = self.options, self.options.method
-        asked = {name: value for name, value in vars(options).items() if name not in NO_SETTINGS}
+        asked = vars(self.options)
         return {
             "labels_sha256": fingerprint(self.classifier.labels),
             **self._method().settings(),
-            **asked,
+            **{name: value for name, value in asked.items() if name not in NO_SETTINGS},
             "model": self.classifier.name,
-            "targets": options.target,  # "target" is that of a data set
+            "targets": asked["target"],  # "target" is that of a data set
             "listed_regions": LISTED_REGIONS,
-            "engine": self.engine if method in WITH_ENGINE else None,
+            "engine": self.engine if asked["method"] in WITH_ENGINE else None,
         }
 
     def attribute(self, image: Tensor, target: Tensor | None = None) -> Explanation:
@@ -205,14 +198,14 @@ class PhotoExplainer:
 
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""
-        labels, top = self.classifier.labels, evidence.top()
+        labels, top, shown = self.classifier.labels, evidence.top(), self.show_progress
         if expected == top:
             return (f"{labels[expected]} is the answer already; no region needs to be hidden",)
-        enough = evidence.sufficient(top, n=1, show_progress=self.show_progress)
-        needed = evidence.necessary(top, expected, show_progress=self.show_progress)
-        last = f"hiding regions did not make {labels[expected]} the answer"
-        last = last if needed is None else needed.described(labels)
-        return (*(part.described(labels) for part in enough), last)
+        enough = evidence.sufficient(top, n=1, show_progress=shown)
+        needed = evidence.necessary(top, expected, show_progress=shown)
+        failed = f"hiding regions did not make {labels[expected]} the answer"
+        found = [part.described(labels) for part in enough]
+        return (*found, failed if needed is None else needed.described(labels))
 
     def _explain_boxes(self, image: Tensor, detector: Detector, roi: Tensor | None) -> Explanation:
         """Explain the boxes that a detector finds, each as an output of a model of matches."""
@@ -256,18 +249,18 @@ class PhotoExplainer:
         # That of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
 
-    def choose_engine(self, folder: Path | None, overwrite: bool, photos: Any) -> str:
-        """The engine, chosen once for all photos, processes and reruns of a folder.
+    def choose_engine(self, folder: Path | None, photos: Any) -> None:
+        """Choose the engine once for all photos, processes and reruns of a folder.
 
         Two engines agree up to rounding only. Which one is faster is tried on noise of the shape of
         the first input, or known from the results in the folder.
         """
-        options = self.options
-        if folder is None or options.engine != "auto" or options.method not in WITH_ENGINE:
-            return str(options.engine)
-        found = read_settings(folder, overwrite) if folder.is_dir() else None
+        if folder is None or self.engine != "auto" or self.options.method not in WITH_ENGINE:
+            return
+        found = read_settings(folder, self.options.overwrite) if folder.is_dir() else None
         if found and found.get("engine") in ENGINES:
-            return str(found["engine"])
+            self.engine = found["engine"]
+            return
         image = photos.first_input()
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         first = next(self.classifier.model.parameters(), noise)
@@ -277,7 +270,7 @@ class PhotoExplainer:
         n_windows = TRIED_WINDOWS.get(image.dim() - 2, 5)
         sides = [max(1, side // n_windows) for side in image.shape[2:]]
         pda.evidence(noise.to(first.device), None, tuple(sides), tuple(sides))
-        return engine.report.engine if engine.report else "dense"
+        self.engine = engine.report.engine if engine.report else "dense"
 
     def _method(self, measure: str = "weight_of_evidence") -> Any:
         options = {"prior": self.prior, "output": self.classifier.output, "measure": measure}

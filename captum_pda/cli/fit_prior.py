@@ -12,13 +12,12 @@ from tqdm.auto import tqdm
 
 from captum_pda.cli.folders import check_free
 from captum_pda.cli.models import choose_model
-from captum_pda.cli.options import add_image_options, add_model_name, add_overwrite, positive
+from captum_pda.cli.options import add_image_options, add_model_name, positive
 from captum_pda.cli.photos import find_photos, intensity_option, read_photo
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.distributed import Ranks
 from captum_pda.files import counted
 from captum_pda.priors import GaussianFieldPrior, GaussianPatchPrior, PatchPrior
-from captum_pda.priors.patches import CHANNELS, COVARIANCES
 from captum_pda.priors.protocol import opened_tensors
 
 HELP = "learn from a folder of photos what to expect in a region"
@@ -36,25 +35,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=Path("prior.safetensors"),
         help="where to save the prior (default: %(default)s)",
     )
-    add_overwrite(parser)
     parser.add_argument(
         "--patch-size",
         type=positive,
         help="fit the papers' Gaussian patch prior instead, with patches of this side; larger than "
         "any window it is to serve",
-    )
-    parser.add_argument(
-        "--covariance",
-        choices=tuple(COVARIANCES),
-        default="stationary",
-        help="of patches. stationary: alike everywhere (default). full: the papers' model, which "
-        "needs many photos",
-    )
-    parser.add_argument(
-        "--channels",
-        choices=CHANNELS,
-        default="joint",
-        help="of patches: whether colours go together (default: %(default)s)",
     )
     parser.add_argument(
         "--limit", type=positive, help="use the first N photos only (in order of name)"
@@ -71,7 +56,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
         raise UsageError(f"--output {output} must be a file in a folder that exists")
     if output.exists() and not options.overwrite:
         raise UsageError(f"{output} exists; choose another --output, or add --overwrite")
-    paths = find_photos(options.folder)[: options.limit]
+    paths = find_photos(options.folder, options.series)[: options.limit]
     check_free([output], paths, options.overwrite)
     options.intensity = intensity_option(options.intensity)
     preprocess = choose_model(options.model).preprocessing
@@ -93,7 +78,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
     prior: GaussianFieldPrior | GaussianPatchPrior = GaussianFieldPrior()
     if options.patch_size:
-        prior = GaussianPatchPrior(options.patch_size, options.covariance, options.channels)
+        prior = GaussianPatchPrior(options.patch_size)
     prior.fit(images())
     prior.save(output, overwrite=options.overwrite)
     if not options.quiet:

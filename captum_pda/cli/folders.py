@@ -5,6 +5,7 @@ Every file that the command writes holds a mark by which it is recognised.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gzip
 import io
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 from captum_pda._version import __version__
-from captum_pda.cli.photos import NIFTI_NOTE, find_photos
+from captum_pda.cli.photos import NIFTI_NOTE, dicom_slices, find_photos
 from captum_pda.cli.usage_errors import CommandError, UsageError
 from captum_pda.datasets.explain_dataset import DatasetSummary
 from captum_pda.datasets.result_folder import MARK, SETTINGS_FILE, json_text, settings_in
@@ -31,7 +32,7 @@ SUMMARY_FILE, INDEX_FILE, TABLE_FILE = "summary.json", "index.html", "results.cs
 TABLE_COLUMNS = ["captum_pda_photo", "answer", "prediction", "strongest_for", "strongest_against"]
 TABLE_COLUMNS += ["unit", "total", "test", "picture", "error"]
 PICTURES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
-#: Other names that mean files, not folders.
+#: Names that mean files, not folders.
 FILE_ENDINGS = [".bmp", ".gif", ".html", ".json", ".npz", ".pdf", ".safetensors", ".svg", ".tif"]
 FILE_ENDINGS += [".tiff", ".txt", ".webp", *PICTURES]
 #: What the start of a file holds if the command wrote it; others say it in their settings.
@@ -44,6 +45,8 @@ MARKS = {
     ".gz": NIFTI_NOTE,
 }
 MARKED_BYTES = 4096
+NOT_OURS = "{} exists, and captum-pda did not write it (or not as it is now); choose another "
+NOT_OURS += "--output, or add --overwrite"
 #: The resolution of pictures, in pixels per inch, and the quality of JPEGs.
 DPI, QUALITY = 110, 92
 
@@ -74,27 +77,32 @@ class Plan(NamedTuple):
         return any("page" in place.files for place in self.places)
 
 
-def make_plan(images: Sequence[Path], output: Path, raw: str, html: bool, is_folder: bool) -> Plan:
+def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Plan:
     """The place of each photo: its picture has its name, in the folder ``output`` or its own
     subfolder of it; that of a single photo may have a name of its own."""
-    if is_folder and output == Path():
-        raise UsageError("where should the results go? Add --output and the name of a folder")
-    if is_folder and raw == "none":
-        raise UsageError(
-            "--raw none leaves no place for the settings of a folder's results; use npz or "
-            "safetensors"
-        )
+    images: list[Path] = options.images
     means_file = not output.is_dir() and output.suffix.lower() in FILE_ENDINGS
-    if (output.is_file() and not means_file) or (means_file and (is_folder or len(images) > 1)):
-        raise UsageError(f"--output {output} must be a folder; give a folder for several photos")
-    if means_file and output.suffix.lower() not in PICTURES:
-        raise UsageError(f"--output {output} is not a folder, and pictures end in .png or .jpg")
+    refused = {
+        "where should the results go? Add --output and the name of a folder": is_folder
+        and output == Path(),
+        "--raw none leaves no place for the settings of a folder's results; use npz or "
+        "safetensors": is_folder and options.raw == "none",
+        f"--output {output} must be a folder; give a folder for several photos": is_folder
+        or len(images) > 1
+        if means_file
+        else output.is_file(),
+        f"--output {output} is not a folder, and pictures end in .png or .jpg": means_file
+        and output.suffix.lower() not in PICTURES,
+        f"--output {output} must be another folder than that of the photos": is_folder
+        and output.resolve() in [one.resolve() for one in images],
+    }
+    for message, is_wrong in refused.items():
+        if is_wrong:
+            raise UsageError(message)
     found: dict[Path, tuple[Path, Path]] = {}
     for given in images:
-        is_dir = given.is_dir() and is_folder
-        if is_dir and output.resolve() == given.resolve():
-            raise UsageError(f"--output {output} must be another folder than that of the photos")
-        for photo in find_photos(given) if is_dir else [given]:
+        is_dir = given.is_dir() and not (options.series and dicom_slices(given))
+        for photo in find_photos(given, options.series) if is_dir and is_folder else [given]:
             above = given if is_dir else photo.parent
             # A picture of an earlier run is not a photo, and a photo that was named in two ways is
             # explained once.
@@ -106,21 +114,22 @@ def make_plan(images: Sequence[Path], output: Path, raw: str, html: bool, is_fol
     # Photos of one name in several folders are told apart by the names of these.
     below = [photo.relative_to(above) for photo, above in found.values()]
     has_twins = len(set(below)) < len(below)
-    ending = {"none": "", "nifti": ".npz"}.get(raw, f".{raw}")
-    volume, page = ".nii.gz" if raw == "nifti" else "", ".html" if html else ""
+    ending = {"none": "", "nifti": ".npz"}.get(options.raw, f".{options.raw}")
+    volume, page = ".nii.gz" * (options.raw == "nifti"), ".html" * options.html
     places = []
     taken: dict[str, Path] = {}
     fold = str.casefold if _ignores_case(output) else str
     for (photo, above), name in zip(found.values(), below, strict=True):
         folder = output / above.absolute().name if has_twins else output
         # With the photo's ending: a.jpg and a.png are two photos.
-        picture = output if means_file else folder / name.with_name(f"{name.name}_evidence.png")
-        if fold(str(picture)) in taken:
+        own_name = name.name or photo.absolute().name  # a folder with the slices of a series
+        picture = output if means_file else folder / name.with_name(f"{own_name}_evidence.png")
+        other = taken.setdefault(fold(str(picture)), photo)
+        if other is not photo:
             raise UsageError(
-                f"{taken[fold(str(picture))]} and {photo} would both be written to {picture}; "
-                "explain them one by one, each with its own --output"
+                f"{other} and {photo} would both be written to {picture}; explain them one by one, "
+                "each with its own --output"
             )
-        taken[fold(str(picture))] = photo
         endings = {"picture": picture.suffix, "volume": volume, "numbers": ending, "page": page}
         files = {kind: picture.with_suffix(one) for kind, one in endings.items() if one}
         places.append(Place(photo, files))
@@ -148,25 +157,20 @@ def check_free(files: Iterable[Path], inputs: Iterable[Path], overwrite: bool) -
     """Refuse to write over what is read, and without ``overwrite`` over what this command did not
     write."""
     # A file has one identity under all of its names, such as links or another case.
-    read = {_identity(one) for one in inputs if one.exists()}
+    read = {(one.stat().st_dev, one.stat().st_ino) for one in inputs if one.exists()}
     files = list(files)
     for folder in {file.parent for file in files}:
         check_folder(folder)
     for file in files:
         if file.is_dir():
             raise UsageError(f"{file} is a folder; choose another --output")
-        if file.exists() and _identity(file) in read:
+        if file.exists() and (file.stat().st_dev, file.stat().st_ino) in read:
             raise UsageError(
                 f"{file} is read by this command, and would be written over; choose another "
                 "--output"
             )
         if os.path.lexists(file) and not overwrite and not is_own(file):
-            raise UsageError(_not_ours(file))
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+            raise UsageError(NOT_OURS.format(file))
 
 
 def check_folder(folder: Path) -> None:
@@ -195,13 +199,6 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def _not_ours(file: Path) -> str:
-    return (
-        f"{file} exists, and captum-pda did not write it (or not as it is now); choose another "
-        "--output, or add --overwrite"
-    )
-
-
 # Writing
 
 
@@ -214,7 +211,7 @@ def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         exists = os.path.lexists(path)
         if exists and not overwrite and not is_own(path):
-            raise CommandError(_not_ours(path))
+            raise CommandError(NOT_OURS.format(path))
         write_whole(path, content, overwrite=exists)
     except OSError as error:
         raise CommandError(
@@ -225,13 +222,12 @@ def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
 
 def write_figure(path: Path, figure: Figure, overwrite: bool = False) -> None:
     """Write a figure as PNG or JPEG, by its ending, with the mark of this command."""
-    kind = PICTURES[path.suffix.lower()]
-    options: dict[str, Any] = {"metadata": {MARK: __version__}}
-    if kind == "jpeg":
-        comment = f"{MARK} {__version__}".encode()
-        options = {"pil_kwargs": {"comment": comment, "quality": QUALITY}}
-    content = io.BytesIO()
-    figure.savefig(content, dpi=DPI, format=kind, **options)
+    mark: dict[str, dict[str, Any]] = {
+        "png": {"metadata": {MARK: __version__}},
+        "jpeg": {"pil_kwargs": {"comment": f"{MARK} {__version__}".encode(), "quality": QUALITY}},
+    }
+    kind, content = PICTURES[path.suffix.lower()], io.BytesIO()
+    figure.savefig(content, dpi=DPI, format=kind, **mark[kind])
     write_result(path, content.getvalue(), overwrite)
 
 

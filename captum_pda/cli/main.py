@@ -5,17 +5,24 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from datetime import timedelta
+
+import torch.distributed as dist
 
 from captum_pda._version import __version__
 from captum_pda.cli import atlas, demo, explain, fit_prior
-from captum_pda.cli.explain import run_on_ranks
-from captum_pda.cli.usage_errors import CommandError, one_line
+from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
+from captum_pda.distributed import OtherRankError, Ranks
 
 COMMANDS = {"demo": demo, "explain": explain, "atlas": atlas, "fit-prior": fit_prior}
+#: A process may have to wait for another one's largest photo; one that is dead is noticed at once.
+PATIENCE = timedelta(days=7)
+#: More than a thread of gloo needs to let go of its last message.
+SECONDS_TO_SETTLE = 0.2
 
 DESCRIPTION = """\
 Which parts of a photo speak for a classifier's answer, and which against it?
@@ -34,6 +41,7 @@ examples:
   captum-pda explain cat.jpg --model timm/NAME      of timm; hf/NAME of transformers
   captum-pda explain cat.jpg --model mine:model     a function of your own that returns a model
   captum-pda explain xray.dcm --model mine:model    16-bit images, DICOM, NIfTI, unchanged in value
+  captum-pda explain ct/ --series --model mine:model      a folder of DICOM slices as a volume
   captum-pda explain street.jpg --model torchvision/ssdlite320_mobilenet_v3_large    each box
   captum-pda explain photos/ --output out --html    a page of each photo, and an index of them
   captum-pda atlas huskies/ --class husky --output atlas  what speaks for "husky" in many photos?
@@ -57,6 +65,11 @@ def make_parser() -> argparse.ArgumentParser:
     for name, module in COMMANDS.items():
         added = commands.add_parser(name, help=module.HELP, description=module.DESCRIPTION)
         module.add_options(added)
+        added.add_argument(
+            "--overwrite",
+            action="store_true",
+            help="replace files of these names even if captum-pda did not write them",
+        )
         added.add_argument("--quiet", action="store_true", help="no progress bar, and only errors")
         added.add_argument("--debug", action="store_true", help="show the traceback of an error")
         added.set_defaults(run=module.run)
@@ -64,13 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the return value is its exit code.
-
-    Example::
-
-        >>> main(["explain", "cat.jpg", "--target", "tabby"])
-        0
-    """
+    """Run a command, such as ``main(["explain", "cat.jpg"])``; returns its exit code."""
     with any_text_printed(), warnings.catch_warnings():
         warnings.showwarning = _note
         # Commands show the time that is left themselves.
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as ended:  # argparse has said what is wrong, or shown the help.
             return int(ended.code or 0)
         try:
-            return run_on_ranks(partial(options.run, options))
+            return run_on_ranks(options)
         except KeyboardInterrupt:
             print("\ncaptum-pda: stopped", file=sys.stderr)
             return 130
@@ -92,6 +99,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hint = "" if is_clear else f" ({kind}; run again with --debug to see where)"
             print(f"captum-pda: error: {one_line(error)}{hint}", file=sys.stderr)
             return getattr(error, "exit_code", 1)
+
+
+def run_on_ranks(options: argparse.Namespace) -> int:
+    """Run a command in all processes that torchrun started; its exit code."""
+    if not dist.is_torchelastic_launched():
+        return int(options.run(options, Ranks()))
+    # Ranks exchange a few words only, for which the GPUs are not needed.
+    dist.init_process_group("gloo", timeout=PATIENCE)
+    ranks = Ranks(dist.group.WORLD)
+    try:
+        return int(options.run(options, ranks))
+    except (UsageError, OtherRankError):
+        if ranks.rank == 0:
+            raise
+        return 0  # The first process prints the error for all.
+    finally:
+        # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
+        time.sleep(SECONDS_TO_SETTLE)
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -109,5 +135,4 @@ def any_text_printed() -> Iterator[None]:
 
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, with this command's names for options of the library."""
     print(f"captum-pda: note: {one_line(message)}", file=sys.stderr)

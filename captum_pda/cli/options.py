@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from captum_pda.cli.explainer import METHODS
@@ -12,10 +13,10 @@ from captum_pda.model.outputs import OUTPUT_KINDS
 from captum_pda.regions.contexts import CONTEXTS, planned_passes
 
 
-def positive(given: str) -> int:
+def positive(given: str, least: int = 1) -> int:
     """A whole number of at least 1."""
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least 1")
+    if not given.isdecimal() or int(given) < least:
+        raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least {least}")
     return int(given)
 
 
@@ -29,6 +30,87 @@ def effort(given: str) -> str | int:
     return found
 
 
+def add_explaining_options(parser: argparse.ArgumentParser) -> None:
+    """How to explain a photo, how to read it, and which model to explain."""
+    how = parser.add_argument_group("how to explain it")
+    add, one_of = how.add_argument, how.add_mutually_exclusive_group().add_argument
+    add(
+        "--method",
+        choices=METHODS,
+        default="pda",
+        help="pda: several sizes and contexts, and the last feature map (default). efficient: "
+        "one forward pass per window. sampled: several, the papers' definition. gradient: one "
+        "backward pass, quick and noisy. layer: the last feature map alone, quick",
+    )
+    add(
+        "--effort",
+        type=effort,
+        default="standard",
+        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (530), "
+        "or a number of passes",
+    )
+    add(
+        "--roi",
+        nargs="+",
+        help="ask about a region of interest only: LEFT TOP WIDTH HEIGHT in pixels of the image, "
+        "or a mask of its size in a file, 0 outside. The map is 0 elsewhere",
+    )
+    one_of(
+        "--superpixels",
+        type=positive,
+        nargs="+",
+        help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
+        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
+    )
+    one_of(
+        "--scales",
+        type=positive,
+        nargs="+",
+        help="windows of these sides, such as 16 32 64, in pixels of the model's input",
+    )
+    one_of("--window", type=positive, help="windows of this side only")
+    add(
+        "--stride",
+        type=positive,
+        help="the step between windows (default: half of --window, a quarter of each of --scales)",
+    )
+    add(
+        "--context",
+        choices=(*CONTEXTS, "both", "all"),
+        help="full: what is lost when a region goes (default of all methods but pda, which asks "
+        "all). empty: what it says by itself, with nothing else seen. random: what it adds to "
+        "random sets of other regions. both: the first two. all: all three",
+    )
+    add("--samples", type=positive, default=10, help="per window, of --method sampled (default 10)")
+    add("--seed", type=int, default=0, help="the same number draws the same samples (default: 0)")
+    add(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="dense: the whole model for every window. incremental: only what a window changes. "
+        "auto: the faster one (default)",
+    )
+    add(
+        "--prior",
+        type=Path,
+        help="what to expect in a region: a file of `captum-pda fit-prior` with the same --model "
+        "(default: a Gaussian field, which needs no fit)",
+    )
+    add_image_options(parser)
+    group = parser.add_argument_group("the model")
+    add = group.add_argument
+    add_model_name(group)
+    add("--weights", type=Path, help="your own weights for it: a state_dict or .safetensors file")
+    add("--labels", type=Path, help="a file with the names of its classes, one per line")
+    add(
+        "--output-kind",
+        choices=list(OUTPUT_KINDS),
+        help="what its outputs are (default: logits, unless the model says otherwise). "
+        + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
+    )
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps ... (default: a GPU, if any)")
+
+
 def add_model_name(group: argparse._ActionsContainer) -> None:
     """The option that names a model, and with it the transforms of its photos."""
     group.add_argument(
@@ -37,27 +119,6 @@ def add_model_name(group: argparse._ActionsContainer) -> None:
         help="a classifier or detector of torchvision, such as resnet50, with its own weights and "
         "transforms; timm/NAME; hf/NAME or hf/FOLDER of transformers; package.module:function for "
         "your own; or %(default)s (default), whose weights come by pip",
-    )
-
-
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Which model to explain."""
-    model = parser.add_argument_group("the model")
-    add_model_name(model)
-    model.add_argument(
-        "--weights", type=Path, help="your own weights for it: a state_dict or .safetensors file"
-    )
-    model.add_argument(
-        "--labels", type=Path, help="a file with the names of its classes, one per line"
-    )
-    model.add_argument(
-        "--output-kind",
-        choices=list(OUTPUT_KINDS),
-        help="what its outputs are (default: logits, unless the model says otherwise). "
-        + ". ".join(f"{name}: {kind.words}" for name, kind in OUTPUT_KINDS.items()),
-    )
-    model.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1, mps ... (default: a GPU, if any)"
     )
 
 
@@ -75,87 +136,12 @@ def add_image_options(parser: argparse.ArgumentParser) -> None:
     )
     images.add_argument(
         "--frame",
-        type=lambda given: 0 if given == "0" else positive(given),
+        type=partial(positive, least=0),
         help="which frame of a DICOM file or page of a TIFF file, from 0 (default: all)",
     )
-
-
-def add_overwrite(group: argparse._ActionsContainer) -> None:
-    """The option that lets a command replace files that it did not write."""
-    group.add_argument(
-        "--overwrite",
+    images.add_argument(
+        "--series",
         action="store_true",
-        help="replace files of these names even if captum-pda did not write them",
-    )
-
-
-def add_method_options(parser: argparse.ArgumentParser) -> None:
-    """How to explain a photo."""
-    how = parser.add_argument_group("how to explain it")
-    how.add_argument(
-        "--method",
-        choices=METHODS,
-        default="pda",
-        help="pda: several sizes and contexts, and the last feature map (default). efficient: "
-        "one forward pass per window. sampled: several, the papers' definition. gradient: one "
-        "backward pass, quick and noisy. layer: the last feature map alone, quick",
-    )
-    how.add_argument(
-        "--effort",
-        type=effort,
-        default="standard",
-        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (530), "
-        "or a number of passes",
-    )
-    how.add_argument(
-        "--roi",
-        nargs="+",
-        help="ask about a region of interest only: LEFT TOP WIDTH HEIGHT in pixels of the image, "
-        "or a mask of its size in a file, 0 outside. The map is 0 elsewhere",
-    )
-    hidden = how.add_mutually_exclusive_group()
-    hidden.add_argument(
-        "--superpixels",
-        type=positive,
-        nargs="+",
-        help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
-        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
-    )
-    hidden.add_argument(
-        "--scales",
-        type=positive,
-        nargs="+",
-        help="windows of these sides, such as 16 32 64, in pixels of the model's input",
-    )
-    hidden.add_argument("--window", type=positive, help="windows of this side only")
-    how.add_argument(
-        "--stride",
-        type=positive,
-        help="the step between windows (default: half of --window, a quarter of each of --scales)",
-    )
-    how.add_argument(
-        "--context",
-        choices=(*CONTEXTS, "both", "all"),
-        help="full: what is lost when a region goes (default of all methods but pda, which asks "
-        "all). empty: what it says by itself, with nothing else seen. random: what it adds to "
-        "random sets of other regions. both: the first two. all: all three",
-    )
-    how.add_argument(
-        "--samples", type=positive, default=10, help="per window, of --method sampled (default: 10)"
-    )
-    how.add_argument(
-        "--seed", type=int, default=0, help="the same number draws the same samples (default: 0)"
-    )
-    how.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="auto",
-        help="dense: the whole model for every window. incremental: only what a window changes. "
-        "auto: the faster one (default)",
-    )
-    how.add_argument(
-        "--prior",
-        type=Path,
-        help="what to expect in a region: a file of `captum-pda fit-prior` with the same --model "
-        "(default: a Gaussian field, which needs no fit)",
+        help="read each folder with DICOM files as one volume, its slices in the order of their "
+        "places",
     )

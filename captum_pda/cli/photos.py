@@ -41,7 +41,15 @@ PLAIN_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "
 MAX_PIXELS = 2**27
 #: A larger file is not read: MAX_PIXELS take less, even as plain numbers of 16 bits.
 MAX_BYTES = 2**30
-#: Frames whose positions differ by more than this from equal steps, in mm, have no affine.
+#: Fields of DICOM that each frame may have for itself.
+FRAME_FIELDS = ["RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"]
+FRAME_FIELDS += ["VOILUTFunction", "ImagePositionPatient", "ImageOrientationPatient"]
+FRAME_FIELDS += ["PixelSpacing", "SliceThickness"]
+#: Fields that are the same in all slices of a series.
+SERIES_FIELDS = ["SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "PixelSpacing"]
+SERIES_FIELDS += ["NumberOfFrames", "PhotometricInterpretation", "BitsStored", "HighBit"]
+SERIES_FIELDS += ["PixelRepresentation"]
+#: Slices whose positions differ by more than this from equal steps, in mm, have no affine.
 POSITION_TOLERANCE = 0.01
 
 
@@ -68,36 +76,40 @@ class _Values(NamedTuple):
 
 
 def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None) -> Photo:
-    """Read an image file; its values are unchanged.
+    """Read an image file, or a folder with the slices of a DICOM series; its values are unchanged.
 
     Transparent photos are laid on white, those with an EXIF orientation turned; of an animation,
     the first frame counts. Where low values are bright (MONOCHROME1 of DICOM), they are mirrored.
 
     Args:
-        path: the file.
+        path: the file or folder.
         intensity: maps values of more than 8 bits to 0 (black) to 255 (white): the values for black
             and white, "file" for the file's own window, "full" for all that the file can hold.
         frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
     """
-    if not path.is_file():
-        kind = ", which is a folder" if path.is_dir() else ""
+    slices = dicom_slices(path)
+    if not path.is_file() and not slices:
+        kind = ", which is a folder without DICOM files" if path.is_dir() else ""
         raise CommandError(f"there is no photo at {path}{kind}; check the name")
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        _check_size(path, len(content), MAX_BYTES, "bytes")
+        contents, left = [], MAX_BYTES
+        for one in slices or [path]:
+            with one.open("rb") as file:
+                contents.append(file.read(left + 1))
+            left -= len(contents[-1])
+            _check_size(path, MAX_BYTES - left, MAX_BYTES, "bytes")
+        content = contents[0]
+        sha256 = hashlib.sha256(b"".join(contents)).hexdigest()
         with warnings.catch_warnings():
             # Sizes are checked below; other warnings are about metadata that is not used.
             warnings.simplefilter("ignore")
-            found: Image.Image | _Values
-            if content[128:132] == b"DICM" or path.suffix.lower() in DICOM_ENDINGS:
-                found = _read_dicom(path, content, frame, intensity is None)
+            if slices or content[128:132] == b"DICM" or path.suffix.lower() in DICOM_ENDINGS:
+                found = _read_dicom(path, contents, frame, keep_bytes=intensity is None)
             elif path.name.lower().endswith(NIFTI_ENDINGS):
                 _check_frame(path, frame, 1)
                 found = _read_nifti(path, content)
             else:
                 found = _read_picture(path, content, frame, intensity)
-            sha256 = hashlib.sha256(content).hexdigest()
             if isinstance(found, Image.Image):
                 return Photo(found, sha256)
             array = _mapped(path, found, intensity)
@@ -130,36 +142,57 @@ def _check_frame(path: Path, frame: int | None, count: int) -> None:
         raise CommandError(f"{path} has {counted(count, 'frame')}; {step}")
 
 
+# Files in a folder
+
+
 def _formats() -> list[str]:
     """The formats of photos that this Pillow can read."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def find_photos(folder: Path) -> list[Path]:
+def find_photos(folder: Path, series: bool = False) -> list[Path]:
     """All image files in a folder and its subfolders, by their endings, in order; and files without
-    an ending that are DICOM."""
+    an ending that are DICOM. Or with ``series`` all folders that hold DICOM files."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
-    formats = _formats()
-    pillow = (end for end, kind in Image.registered_extensions().items() if kind in formats)
-    endings = (*pillow, *DICOM_ENDINGS, *NIFTI_ENDINGS)
-
-    def is_image(path: Path) -> bool:
-        if path.name.startswith(".") or not path.is_file():
-            return False
-        if path.suffix:
-            return path.name.lower().endswith(endings)
-        try:
-            with path.open("rb") as file:
-                return file.read(132)[128:] == b"DICM"
-        except OSError:
-            return False
-
-    found = sorted(filter(is_image, folder.rglob("*")))
+    if series:
+        found = [one for one in sorted([folder, *folder.rglob("*")]) if dicom_slices(one)]
+    else:
+        formats = _formats()
+        pillow = (end for end, kind in Image.registered_extensions().items() if kind in formats)
+        endings = (*pillow, *NIFTI_ENDINGS)
+        found = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if _is_dicom(path)
+            or (path.name.lower().endswith(endings) and path.name[0] != "." and path.is_file())
+        ]
     if not found:
-        raise CommandError(f"there are no photos in {folder}; it needs JPEG, PNG or similar files")
+        kinds = "DICOM files" if series else "JPEG, PNG or similar files"
+        raise CommandError(f"there are no photos in {folder}; it needs {kinds}")
     return found
+
+
+def dicom_slices(folder: Path) -> list[Path]:
+    """The DICOM files in a folder; none of a file."""
+    return sorted(filter(_is_dicom, folder.iterdir())) if folder.is_dir() else []
+
+
+def _is_dicom(path: Path) -> bool:
+    """Whether it is a DICOM file by its ending, or without one by its start."""
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    if path.suffix:
+        return path.name.lower().endswith(DICOM_ENDINGS)
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+# Pillow's formats
 
 
 def _read_picture(
@@ -223,8 +256,7 @@ def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
     array, limits = values.array, values.full
     if intensity is None:
         unchanged = array.astype(np.float32)
-        is_rounded = (unchanged != array) & (array == np.rint(array))
-        if is_rounded.any():
+        if ((unchanged != array) & (array == np.rint(array))).any():
             raise CommandError(
                 f"{path} has whole numbers beyond 2^24, which float32 rounds; rescale them first, "
                 "or map them to black and white with --intensity LOW HIGH"
@@ -244,6 +276,9 @@ def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
     shares = np.nan_to_num(((array.astype(np.float64) - limits[0]) / np.ptp(limits)).clip(0, 1))
     shares = 1 - shares if values.is_inverted else shares
     return np.asarray(np.round(255 * shares), dtype=np.uint8)
+
+
+# Options
 
 
 def intensity_option(given: list[str] | None) -> Intensity:
@@ -268,15 +303,14 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
     ``roi`` is left, top, width and height in pixels of the image; or the name of a file of its
     size, where the region is what is not 0.
     """
-    shape = (image.height, image.width) if isinstance(image, Image.Image) else image.shape
+    pixels = np.asarray(image)
+    shape = pixels.shape[: 2 if isinstance(image, Image.Image) else None]
     inside = np.zeros(shape, dtype=bool)
     if len(roi) == 1:
         marked = read_photo(Path(roi[0])).image
         inside = np.asarray(marked.convert("F") if isinstance(marked, Image.Image) else marked) != 0
-        if inside.shape != tuple(shape):
-            raise UsageError(
-                f"--roi {roi[0]} has shape {inside.shape} for an image of {tuple(shape)}"
-            )
+        if inside.shape != shape:
+            raise UsageError(f"--roi {roi[0]} has shape {inside.shape} for an image of {shape}")
     elif len(roi) == 4 and all(one.isdecimal() for one in roi) and len(shape) == 2:
         left, top, width, height = map(int, roi)
         inside[top : top + height, left : left + width] = True
@@ -286,10 +320,11 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
             "file of its size that is 0 outside"
         )
     is_part = bool(inside.any() and not inside.all())
-    if isinstance(image, Image.Image) and image.mode != "F":
-        return Image.fromarray(np.where(inside, 255, 0).astype(np.uint8)), is_part
-    low, high = (float(one(np.asarray(image))) for one in (np.min, np.max))
-    values = np.where(inside, high if high > low else low + 1, low).astype(np.float32)
+    low, high = 0.0, 255.0
+    if pixels.dtype != np.uint8:
+        low, high = float(pixels.min()), float(pixels.max())
+        high = high if high > low else low + 1
+    values = np.where(inside, high, low).astype(pixels.dtype)
     return Image.fromarray(values) if isinstance(image, Image.Image) else values, is_part
 
 
@@ -297,24 +332,29 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
 
 
 def _read_dicom(
-    path: Path, content: bytes, frame: int | None, keep_bytes: bool
+    path: Path, contents: Sequence[bytes], frame: int | None, keep_bytes: bool
 ) -> Image.Image | _Values:
-    """A DICOM image in the unit of its rescale slope; frames are the first axis of a volume."""
+    """A DICOM image in the unit of its rescale slope; frames, or the files of a series, are the
+    first axis of a volume."""
     pydicom = optional_module("pydicom", MEDICAL_EXTRA)
     pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
-    file = pydicom.dcmread(io.BytesIO(content), force=True)
-    if "PixelData" not in file:
+    files = [pydicom.dcmread(io.BytesIO(content), force=True) for content in contents]
+    files = [file for file in files if "PixelData" in file]
+    if not files:
         raise CommandError(
             f"{path} is a DICOM file without an image of whole numbers; export the image itself"
         )
-    kind, count = str(file.PhotometricInterpretation), int(file.get("NumberOfFrames") or 1)
+    file, is_series = files[0], len(files) > 1
+    kind = str(file.PhotometricInterpretation)
     is_colour = kind == "RGB" or kind.startswith("YBR")
     if not is_colour and kind not in ("MONOCHROME1", "MONOCHROME2"):
         raise CommandError(f"{path} has the colours {kind}; convert it to RGB or MONOCHROME2")
-    _check_frame(path, frame, count)
-    frames = list(range(count)) if frame is None else [frame]
     if file.HighBit != file.BitsStored - 1:
         raise CommandError(f"{path} does not keep its values in the lowest bits; export it anew")
+    files = _in_order(path, files) if is_series else files
+    count = len(files) if is_series else int(file.get("NumberOfFrames") or 1)
+    _check_frame(path, frame, count)
+    frames = list(range(count)) if frame is None else [frame]
     if is_colour and (file.BitsAllocated != 8 or len(frames) > 1):
         raise CommandError(
             f"{path} has {count} colour frames of {file.BitsAllocated} bits; choose one with "
@@ -323,7 +363,11 @@ def _read_dicom(
     shape = (len(frames), file.Rows, file.Columns)
     _check_size(path, math.prod(shape), MAX_PIXELS, "pixels", " x ".join(map(str, shape)))
     try:
-        stored = pixels.pixel_array(file, index=frame if count > 1 else None)
+        if is_series:
+            several = [pixels.pixel_array(files[number]) for number in frames]
+            stored = several[0] if len(frames) == 1 else np.stack(several)
+        else:
+            stored = pixels.pixel_array(file, index=frame if count > 1 else None)
     except (RuntimeError, NotImplementedError, AttributeError) as error:
         raise CommandError(
             f"the image in {path} cannot be decoded ({one_line(error)[:300]}); pip install "
@@ -331,37 +375,71 @@ def _read_dicom(
         ) from error
     if is_colour:
         return Image.fromarray(stored)
-    groups = [_group(file, "PixelValueTransformationSequence", one) for one in frames]
+    fields = [_fields(files[one]) if is_series else _fields(file, one) for one in frames]
     slopes, intercepts = (
-        np.array([default if one.get(name) is None else float(one[name].value) for one in groups])
-        for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+        np.array([float(one.get(name, default)) for one in fields])[:, None, None]
+        for name, default in (("RescaleSlope", 1), ("RescaleIntercept", 0))
     )
     is_plain = stored.dtype == np.uint8 and stored.ndim == 2 and file.BitsStored == 8
-    if keep_bytes and is_plain and slopes[0] == 1 and intercepts[0] == 0:
+    if keep_bytes and is_plain and slopes.item() == 1 and intercepts.item() == 0:
         return Image.fromarray(255 - stored if kind == "MONOCHROME1" else stored)
     if "ModalityLUTSequence" in file:
         array, full = pixels.apply_modality_lut(stored, file), None
     else:
-        array = stored.astype(np.float64).reshape(shape) * slopes[:, None, None]
-        array = (array + intercepts[:, None, None]).reshape(stored.shape)
+        array = (stored.reshape(shape) * slopes + intercepts).reshape(stored.shape)
         lowest = -(2 ** (file.BitsStored - 1)) if file.PixelRepresentation else 0
-        ends = np.outer([lowest, lowest + 2**file.BitsStored - 1], slopes) + intercepts
+        ends = np.array([lowest, lowest + 2**file.BitsStored - 1]) * slopes + intercepts
         full = float(ends.min()), float(ends.max())
-    group = _group(file, "FrameVOILUTSequence", frames[0])
-    window = [group.get(name) for name in ("WindowCenter", "WindowWidth")]
-    has_window = None not in window or "VOILUTSequence" in file
-    voi = (lambda: _dicom_window(file, group, array)) if has_window else None
-    return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(file, frames))
+    has_window = "VOILUTSequence" in file or {"WindowCenter", "WindowWidth"} <= fields[0].keys()
+    voi = (lambda: _dicom_window(file, fields[0], array)) if has_window else None
+    return _Values(array, full, voi, kind == "MONOCHROME1", _dicom_affine(fields))
 
 
-def _dicom_window(file: Any, group: Any, array: Array) -> Array:
+def _fields(file: Any, frame: int = 0) -> dict[str, Any]:
+    """What a file says of a frame: its own fields, those that frames share, and the frame's."""
+    groups = [file]
+    for kind, number in (("Shared", 0), ("PerFrame", frame)):
+        several = file.get(f"{kind}FunctionalGroupsSequence") or []
+        parts = several[number] if number < len(several) else []
+        groups += [part.value[0] for part in parts if part.VR == "SQ" and part.value]
+    return {
+        name: group[name].value
+        for group in groups
+        for name in FRAME_FIELDS
+        if name in group and not group[name].is_empty
+    }
+
+
+def _in_order(path: Path, files: list[Any]) -> list[Any]:
+    """The slices of one series from its first to its last."""
+    alike = {tuple(str(file.get(name)) for name in SERIES_FIELDS) for file in files}
+    if len(alike) > 1 or "ModalityLUTSequence" in files[0]:
+        raise CommandError(
+            f"{path} holds DICOM files that are not slices of one series; put each series in a "
+            "folder of its own, or make a NIfTI file of it, such as by dcm2niix"
+        )
+    if all("ImagePositionPatient" in _fields(file) for file in files):
+        turn = np.array(files[0].get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0), dtype=float)
+        through = np.cross(turn[:3], turn[3:])
+        places = [float(through @ np.array(file.ImagePositionPatient, float)) for file in files]
+    else:
+        places = [float(file.get("InstanceNumber") or 0) for file in files]
+    if len(set(places)) < len(places):
+        raise CommandError(
+            f"{path} holds several slices of one place, and their order is not known; make a NIfTI "
+            "file of it, such as by dcm2niix"
+        )
+    return [files[number] for number in np.argsort(places)]
+
+
+def _dicom_window(file: Any, fields: dict[str, Any], array: Array) -> Array:
     """The file's first table or window, applied to values; from 0 to 1."""
     if "VOILUTSequence" in file:
         pixels = optional_module("pydicom.pixels", MEDICAL_EXTRA)
         bits = file.VOILUTSequence[0].LUTDescriptor[2]
         return np.asarray(pixels.apply_voi(array.astype(np.int64), file) / (2.0**bits - 1))
-    centre, width = (float(np.ravel(one)[0]) for one in (group.WindowCenter, group.WindowWidth))
-    kind = str(group.get("VOILUTFunction") or "LINEAR")
+    centre, width = (float(np.ravel(fields[f"Window{one}"])[0]) for one in ("Center", "Width"))
+    kind = str(fields.get("VOILUTFunction", "LINEAR"))
     if kind == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (array - centre) / width)))
     if kind == "LINEAR":  # DICOM PS3.3, C.11.2.1.2.1
@@ -369,38 +447,25 @@ def _dicom_window(file: Any, group: Any, array: Array) -> Array:
     return np.asarray((array - centre) / width + 0.5)
 
 
-def _group(file: Any, name: str, frame: int) -> Any:
-    """The group of a frame's fields: of that frame, shared by all, or the file itself."""
-    for groups, number in (("PerFrame", frame), ("Shared", 0)):
-        several = file.get(f"{groups}FunctionalGroupsSequence")
-        if several and number < len(several) and several[number].get(name):
-            return several[number][name][0]
-    return file
-
-
-def _dicom_affine(file: Any, frames: list[int]) -> Array | None:
+def _dicom_affine(fields: Sequence[dict[str, Any]]) -> Array | None:
     """From (frame, row, column), or (row, column, 0) of one frame, to mm; None where unknown."""
-    starts = [
-        _group(file, "PlanePositionSequence", one).get("ImagePositionPatient") for one in frames
-    ]
-    turn = _group(file, "PlaneOrientationSequence", frames[0]).get("ImageOrientationPatient")
-    measures = _group(file, "PixelMeasuresSequence", frames[0])
-    spacing = measures.get("PixelSpacing")
-    if turn is None or spacing is None or any(one is None for one in starts):
+    needed = {"ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"}
+    if not all(needed <= one.keys() for one in fields):
         return None
-    along_row, along_column = np.array(turn, dtype=float).reshape(2, 3)
-    rows, columns = along_column * float(spacing[0]), along_row * float(spacing[1])
-    places = np.array(starts, dtype=float)
+    first = fields[0]
+    turn = np.array(first["ImageOrientationPatient"], dtype=float).reshape(2, 3)
+    along_rows, along_columns = turn[::-1] * np.array(first["PixelSpacing"], dtype=float)[:, None]
+    places = np.array([one["ImagePositionPatient"] for one in fields], dtype=float)
     affine = np.eye(4)
-    if len(frames) == 1:
-        through = np.cross(along_row, along_column) * float(measures.get("SliceThickness") or 1)
-        affine[:3] = np.stack([rows, columns, through, places[0]], axis=1)
+    if len(fields) == 1:
+        through = np.cross(*turn) * float(first.get("SliceThickness", 1))
+        affine[:3] = np.stack([along_rows, along_columns, through, places[0]], axis=1)
     else:
         step = (places[-1] - places[0]) / (len(places) - 1)
         even = places[0] + np.arange(len(places))[:, None] * step
-        if np.abs(places - even).max() > POSITION_TOLERANCE or not step.any():
+        if np.abs(places - even).max() > POSITION_TOLERANCE:
             return None
-        affine[:3] = np.stack([step, rows, columns, places[0]], axis=1)
+        affine[:3] = np.stack([step, along_rows, along_columns, places[0]], axis=1)
     if not np.linalg.det(affine):
         return None
     # DICOM's axes point left and posterior.

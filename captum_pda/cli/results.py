@@ -33,7 +33,6 @@ from captum_pda.datasets.result_folder import (
     SettingsError,
     json_text,
     keep_settings,
-    plain_outputs,
     safetensors_file,
     stored_record,
 )
@@ -107,24 +106,22 @@ class PhotoWriter:
     ) -> bytes:
         """The content of the file of numbers of a photo."""
         ending = self.plan.places[number].files["numbers"].suffix
-        return numbers_in_file(ending, explanation, record.outputs, settings)
+        return numbers_in_file(ending, explanation, record.tensors(), settings)
 
     def page(
         self, photo: Path, title: str, explanation: Explanation, settings: Mapping[str, Any]
     ) -> bytes:
         """The report of an explained photo."""
-        evidence = cast(WindowEvidence, explanation.evidence)
-        answers, labels = [answer.classes for answer in explanation.answers], explanation.labels
+        answers = [answer.classes for answer in explanation.answers]
         is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
         pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None
-        colours = self.classifier.preprocessing.colours(explanation.image)
         page = write_report(
-            {explanation.method.partition(",")[0]: evidence},
+            {explanation.method.partition(",")[0]: cast(WindowEvidence, explanation.evidence)},
             None,
-            labels,
-            *colours,
+            explanation.labels,
+            *self.classifier.preprocessing.colours(explanation.image),
             title=title,
-            truth=true_class(photo, labels),
+            truth=true_class(photo, explanation.labels),
             spacing=voxel(explanation, settings),
             targets=[classes[0] for classes in answers],
             contrast=None if pair is None else (pair[0], pair[1]),
@@ -148,14 +145,14 @@ def draw_picture(
     """One answer with its regions and its test; or the photo, and the maps of several answers on
     one scale. ``spacing`` is the extent of a volume's voxels."""
     mean, std = classifier.preprocessing.colours(explanation.image)
+    colours = {"mean": mean, "std": std}
     evidence, (first, *others) = explanation.evidence, explanation.answers
     is_volume = explanation.image.dim() != 4
     titles = []
     for answer in explanation.answers:
-        lines = [*answer.name.replace(" rather than ", "\nrather than ").splitlines()]
+        lines = answer.name.replace(" rather than ", "\nrather than ").splitlines()
         lines.append(predictions_in_words(answer, explanation, " : "))
-        if evidence is None or others:
-            lines.append(explanation.method)
+        lines += [explanation.method] if evidence is None or others else []
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     if evidence is not None and (is_volume or not others):
         target, rather_than = (*first.classes, None)[:2]
@@ -166,8 +163,7 @@ def draw_picture(
             name=titles[0].replace("\n", " "),
             test=first.test or False,
             n=LISTED_REGIONS,
-            mean=mean,
-            std=std,
+            **colours,
             spacing=spacing,
             note=explanation.method,
             use_pyplot=False,
@@ -183,8 +179,7 @@ def draw_picture(
         image_title="the photo as the model sees it",
         measure=explanation.measure,
         n_columns=math.ceil(n_panels / math.ceil(n_panels / MAX_COLUMNS)),
-        mean=mean,
-        std=std,
+        **colours,
         use_pyplot=False,
     )
     panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
@@ -203,7 +198,10 @@ def _draw_box(axes: Any, answer: Answer) -> None:
 
 
 def numbers_in_file(
-    ending: str, explanation: Explanation, outputs: Tensor | None, settings: Mapping[str, Any]
+    ending: str,
+    explanation: Explanation,
+    outputs: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
 ) -> bytes:
     """The maps, with everything that is needed to know what they are.
 
@@ -217,21 +215,20 @@ def numbers_in_file(
     """
     answers = explanation.answers
     tensors = {
+        **outputs,
         "bits": torch.stack([answer.bits for answer in answers]).cpu().float(),
         "first": torch.tensor([answer.classes[0] for answer in answers]),
         "second": torch.tensor([(*answer.classes, -1)[1] for answer in answers]),
     }
     if explanation.measure.needs_probabilities:
         tensors["probabilities"] = explanation.predictions.cpu().float()
-    tests = [answer.test for answer in answers]
-    if tests[0] is not None:
-        tensors["test_shares"] = tests[0].shares.cpu().float()
+    first = answers[0].test
+    if first is not None:
+        tensors["test_shares"] = first.shares.cpu().float()
+        missing = torch.full_like(first.shares, math.nan)
         for name in ("hidden", "shown"):
-            missing = torch.full_like(tests[0].shares, math.nan)
-            curves = [missing if test is None else getattr(test, name) for test in tests]
+            curves = [getattr(answer.test, name, missing) for answer in answers]
             tensors[f"test_{name}"] = torch.stack(curves).cpu().float()
-    if outputs is not None:
-        tensors["outputs"] = plain_outputs(outputs)
     header = json_text({**settings, "answers": [answer.name for answer in answers]})
     if ending == ".safetensors":
         return safetensors_file(tensors, {SETTINGS: header})

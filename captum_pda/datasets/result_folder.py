@@ -69,6 +69,13 @@ class Record:
     settings: Mapping[str, Any]
     outputs: Tensor | None
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs in a precision that every file can hold."""
+        if self.outputs is None:
+            return {}
+        is_double = self.outputs.dtype == torch.float64
+        return {"outputs": (self.outputs if is_double else self.outputs.float()).cpu()}
+
     def change_of_example(self, stored: Record) -> str | None:
         """How the input or the target differ; None if they don't."""
         hashes, targets = (
@@ -277,7 +284,7 @@ class ResultFolder:
                 f"{place} is not a whole result of this library, and is left alone; remove it, or "
                 "choose another folder"
             )
-        tensors = {} if record.outputs is None else {"outputs": plain_outputs(record.outputs)}
+        tensors = record.tensors()
         if isinstance(attributions, tuple):
             tensors |= {f"attributions_{n}": tensor for n, tensor in enumerate(attributions)}
         else:
@@ -405,11 +412,6 @@ def tensor_in(path: Path, name: str) -> Tensor | None:
             return torch.from_numpy(file.get_tensor(name))
     except Exception:
         return None
-
-
-def plain_outputs(outputs: Tensor) -> Tensor:
-    """Outputs in a precision that every file can hold."""
-    return (outputs if outputs.dtype == torch.float64 else outputs.float()).cpu()
 
 
 def _npz_entry(path: Path, name: str, most_bytes: int) -> npt.NDArray[Any]:

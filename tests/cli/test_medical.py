@@ -235,12 +235,62 @@ def test_a_place_that_cannot_be_is_not_taken_from_dicom(own):
         assert (read_photo(Path("slice.dcm")).affine is not None) == is_known
 
 
-def test_slices_of_a_series_for_a_model_of_volumes_name_the_next_step(own, capsys):
-    Path("series").mkdir()
-    for number in range(3):
-        dicom(f"series/{number}", CODES)
-    assert explain("series", "scans:deep", "--output", "out") == 1
-    assert "join the slices of a DICOM series" in capsys.readouterr().err
+def series(folder, heights, **fields):
+    """Slices at these heights, in the order of their names."""
+    Path(folder).mkdir(parents=True)
+    turn = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "PixelSpacing": [0.5, 0.25]}
+    for number, height in enumerate(heights):
+        place = {} if height is None else {"ImagePositionPatient": [-10, -20, height]}
+        dicom(f"{folder}/{number}", CODES + np.uint16(number), **turn, **place, **fields)
+
+
+def test_a_folder_of_slices_is_a_volume(own, capsys):
+    heights = [8, 5, 14, 11, 17, 20, 23, 26, 29]
+    series("patients/first/ct", heights, SeriesInstanceUID="1.2.3", RescaleSlope=2)
+    Path("patients/first/ct/notes.txt").write_text("no slice")
+    photo = read_photo(Path("patients/first/ct"))
+    expected = np.stack([CODES + number for number in np.argsort(heights)]) * 2.0
+    np.testing.assert_array_equal(photo.image, expected)
+    np.testing.assert_allclose(photo.affine @ [1, 2, 4, 1], [10 - 1, 20 - 1, 8, 1])
+    np.testing.assert_array_equal(values_of("patients/first/ct", frame=1), CODES * 2.0)
+    series("patients/second", [None] * 3, SeriesInstanceUID="1.2.4")
+    assert find_photos(Path("patients"), series=True) == [
+        Path("patients/first/ct"),
+        Path("patients/second"),
+    ]
+    # Without the option a folder holds photos, and the error of a model of volumes names it.
+    assert explain("patients/first", "scans:deep", "--output", "out") == 1
+    assert "--series reads a folder of DICOM slices as one" in capsys.readouterr().err
+    assert explain("patients/first/ct", "scans:deep", "--series", "--no-test") == 0
+    with np.load("ct_evidence.npz") as file:
+        assert file["bits"].shape == (1, 9, *CODES.shape)
+    assert explain("patients/first", "scans:deep", "--series", "--output", "all", "--no-test") == 0
+    assert Path("all/ct_evidence.png").is_file()
+
+
+def test_slices_that_are_not_one_volume_are_refused(own):
+    series("mixed", [1, 2], SeriesInstanceUID="1.2.3")
+    dicom("mixed/9", CODES, SeriesInstanceUID="1.2.4")
+    series("phases", [1, 2, 1], SeriesInstanceUID="1.2.3")
+    series("lost", [None, None], SeriesInstanceUID="1.2.3")
+    Path("empty").mkdir()
+    for folder, words in (
+        ("mixed", "not slices of one series"),
+        ("phases", "several slices of one place"),
+        ("lost", "several slices of one place"),
+        ("empty", "a folder without DICOM files"),
+    ):
+        with pytest.raises(CommandError, match=words):
+            read_photo(Path(folder))
+    series("numbered", [None, None], SeriesInstanceUID="1.2.3")
+    import pydicom
+
+    for name, number in (("0", 2), ("1", 1)):
+        file = pydicom.dcmread(f"numbered/{name}")
+        file.InstanceNumber = number
+        file.save_as(f"numbered/{name}")
+    np.testing.assert_array_equal(values_of("numbered")[:, 0, 0], CODES[0, 0] + [1, 0])
+    assert read_photo(Path("numbered")).affine is None
 
 
 def test_dicom_windows(own):
