@@ -4,14 +4,16 @@ The strongest regions for and against a class are cut out of many photos and gro
 model sees in them. A group with regions of several photos is a rule; others are left out.
 """
 
-from captum_pda.atlas.atlas_page import visualize_atlas, write_atlas
-from captum_pda.atlas.class_regions import (
+from captum_pda.atlas.atlas import (
+    Atlas,
     ClassRegion,
+    RegionGroup,
     cut_regions,
+    make_atlas,
     read_regions,
     write_regions,
 )
-from captum_pda.atlas.groups import Atlas, RegionGroup, make_atlas
+from captum_pda.atlas.atlas_page import visualize_atlas, write_atlas
 
 __all__ = [
     "Atlas",

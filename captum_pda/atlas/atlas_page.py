@@ -8,7 +8,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from captum_pda.atlas.groups import Atlas
+from captum_pda.atlas.atlas import Atlas
 from captum_pda.files import counted, write_whole
 from captum_pda.model.inputs import check_count
 from captum_pda.model.measures import signed
@@ -46,27 +46,26 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
 def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
     """The page itself."""
-    block, groups = Block(), []
-    for group in atlas.groups:
-        examples = [
-            {
-                "photo": region.photo,
-                "bits": region.bits,
-                "link": region.link,
-                "crop": block.add_bytes(jpeg(region.crop, CROP_QUALITY)),
-            }
-            for region in group.examples(n_examples)
-        ]
-        groups.append(
-            {
-                "name": group.name,
-                "bits": group.mean_bits,
-                "spread": group.spread,
-                "photos": len(group.photos),
-                "regions": len(group.regions),
-                "examples": examples,
-            }
-        )
+    block = Block()
+    groups = [
+        {
+            "name": group.name,
+            "bits": group.mean_bits,
+            "spread": group.spread,
+            "photos": len(group.photos),
+            "regions": len(group.regions),
+            "examples": [
+                {
+                    "photo": region.photo,
+                    "bits": region.bits,
+                    "link": region.link,
+                    "crop": block.add_bytes(jpeg(region.crop, CROP_QUALITY)),
+                }
+                for region in group.examples(n_examples)
+            ],
+        }
+        for group in atlas.groups
+    ]
     header = {"label": atlas.label, "photos": atlas.n_photos, "left": atlas.n_left_out}
     return PAGE.render({"values": block.pack({**header, "groups": groups})})
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
+from captum_pda.atlas.atlas import cut_regions, make_atlas, read_regions, regions_in_file
 from captum_pda.atlas.atlas_page import atlas_page, visualize_atlas
-from captum_pda.atlas.class_regions import cut_regions, read_regions, regions_in_file
-from captum_pda.atlas.groups import make_atlas
 from captum_pda.cli.classifier import true_class
 from captum_pda.cli.explain import explain_photos, load_explainer
 from captum_pda.cli.explainer import Explanation, check_options, named_classes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +72,10 @@ def explain_dataset(
 ) -> DatasetSummary:
     """Explain every example of a data set, and store each result as soon as it is finished.
 
-    A rerun skips what is done. A stored result counts only if input, target and all settings are
-    the same and the model's outputs for that very input are too, up to rounding: they
-    are stored with the result, and one forward pass compares them. What does not count is
-    explained anew, and the summary says why. An example that cannot be loaded or explained is
-    reported in the summary and does not stop the others.
+    A rerun skips what is done. A stored result counts only if input, target, all settings and, up
+    to rounding, the model's outputs for that input are the same, which one forward pass compares.
+    What does not count is explained anew, and the summary says why. An example that cannot be
+    loaded or explained is reported in the summary and does not stop the others.
 
     Args:
         attribution: any Captum attribution: ``attribution.attribute(inputs, target=...)``. What it
@@ -141,12 +139,6 @@ def _check_writer(writer: Any) -> None:
             raise TypeError(f"writer={writer!r} cannot be called as {call}: {error}") from None
 
 
-#: Whether an example was done before, why a stored result did not count, and whether that is for
-#: another reason than other data.
-_Outcome: TypeAlias = tuple[bool, str | None, bool]
-_NOT_STORED: _Outcome = (False, None, False)
-
-
 def explain_examples(
     attribution: Any,
     examples: Any,
@@ -168,45 +160,49 @@ def explain_examples(
             if (ranks.rank == 0) is turn:
                 writer.start(settings)
 
-    def work(number: int, may_explain: bool) -> _Outcome:
-        stored = writer.stored(number)
-        if stored is None and not may_explain:
-            return _NOT_STORED
+    def load(number: int) -> tuple[Example, Any, Record]:
         example = _on_device_of(forward_func, as_example(examples[number]))
         own_target = example.target if target is None else target
         extra = arguments.get("additional_forward_args")
-        record = record_of(example, described(own_target, []), forward_func, extra)
-        outcome = _NOT_STORED if stored is None else _compare(record, stored, unknown)
-        if may_explain and not outcome[0]:
-            own_arguments = {**arguments, **_own_generator(arguments.get("generator"), number)}
-            batch = example.inputs.unsqueeze(0)
-            result = attribution.attribute(batch, target=own_target, **own_arguments)
-            writer.write(number, result, record)
-        return outcome
+        return (
+            example,
+            own_target,
+            record_of(example, described(own_target, []), forward_func, extra),
+        )
+
+    def compare(number: int) -> tuple[str, bool] | None:
+        """Why a stored result does not count ("" if it does); None without one."""
+        stored = writer.stored(number)
+        return None if stored is None else load(number)[2].change(stored, unknown)
+
+    def explain(number: int) -> None:
+        example, own_target, record = load(number)
+        own_arguments = {**arguments, **_own_generator(arguments.get("generator"), number)}
+        batch = example.inputs.unsqueeze(0)
+        result = attribution.attribute(batch, target=own_target, **own_arguments)
+        writer.write(number, result, record)
 
     # Stored results are compared first, which is quick: then the others take about as long each,
     # and the time left can be estimated. The bar of this is seen if it takes more than a second.
-    compare = partial(work, may_explain=False)
     bar = unit, tracebacks
-    outcomes, failed = share_work(
+    found, failed = share_work(
         len(examples), compare, ranks, title and "Comparing", *bar, delay=1.0
     )
-    left = [number for number, (was_done, *_) in sorted(outcomes.items()) if not was_done]
-    explained, not_explained = share_work(
-        len(left), lambda place: work(left[place], True), ranks, title, *bar
-    )
+    left = [number for number, change in sorted(found.items()) if change is None or change[0]]
+    _, not_explained = share_work(len(left), lambda place: explain(left[place]), ranks, title, *bar)
     failed |= {left[place]: why for place, why in not_explained.items()}
-    outcomes |= {left[place]: one for place, one in explained.items()}
-    outcomes = {number: outcomes[number] for number in sorted(outcomes.keys() - failed.keys())}
-    surprising = [(number, change) for number, (_, change, odd) in outcomes.items() if odd]
+    changes = {
+        number: change for number in left if number not in failed and (change := found[number])
+    }
+    surprising = [(number, change) for number, (change, is_odd) in changes.items() if is_odd]
     if surprising and ranks.rank == 0:
         warn_user(
-            f"{len(surprising)} of {len(outcomes)} stored results did not count and "
+            f"{len(surprising)} of {len(examples) - len(failed)} stored results did not count and "
             f"were explained anew; of example {surprising[0][0]}, {surprising[0][1]}"
         )
-    n_done = sum(was_done for was_done, *_ in outcomes.values())
-    outdated = {number: change for number, (_, change, _) in outcomes.items() if change}
-    return DatasetSummary(len(outcomes) - n_done, n_done, dict(sorted(failed.items())), outdated)
+    outdated = {number: change for number, (change, _) in changes.items()}
+    n_explained, n_done = len(left) - len(not_explained), len(found) - len(left)
+    return DatasetSummary(n_explained, n_done, dict(sorted(failed.items())), outdated)
 
 
 def as_example(item: Any) -> Example:
@@ -234,16 +230,3 @@ def _own_generator(generator: Any, number: int) -> dict[str, torch.Generator]:
         return {}
     seed = int(fingerprint(generator)[:15], 16)
     return {"generator": generator_for((seed, number), generator.device)}
-
-
-def _compare(record: Record, stored: Record, unknown: list[str]) -> _Outcome:
-    """Whether a stored result counts, and if not, why."""
-    if change := record.change_of_example(stored):
-        return False, change, False
-    change = record.change_of_model(stored)
-    if change is None and unknown:
-        change = (
-            f"it is not known whether {unknown[0]} is the same; give its class a method "
-            "settings() that returns what results depend on"
-        )
-    return change is None, change, change is not None

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,32 +76,34 @@ class Record:
         is_double = self.outputs.dtype == torch.float64
         return {"outputs": (self.outputs if is_double else self.outputs.float()).cpu()}
 
-    def change_of_example(self, stored: Record) -> str | None:
-        """How the input or the target differ; None if they don't."""
-        hashes, targets = (
-            [record.settings.get(name) for record in (stored, self)]
-            for name in ("input_sha256", "own_target")
-        )
-        if hashes[0] != hashes[1]:
-            return "the input is another one"
-        if targets[0] != targets[1]:
-            return f"the target was {targets[0]} and is now {targets[1]}"
-        return None
-
-    def change_of_model(self, stored: Record) -> str | None:
-        """How the model's outputs differ beyond rounding; None if they don't."""
-        before, now = stored.outputs, self.outputs
-        if before is None or now is None:
-            return "it is not known whether the model is the same"
-        if before.shape != now.shape:
-            return f"the model had outputs {tuple(before.shape)} and has {tuple(now.shape)}"
-        tolerance = min(ROUNDING_UNITS * torch.finfo(now.dtype).eps, ROUNDING_SHARE)
-        before, now = before.double(), now.double()
-        size = float(now.nan_to_num(0, 0, 0).abs().amax()) if now.numel() else 0.0
-        if torch.allclose(now, before, rtol=0.0, atol=tolerance * size, equal_nan=True):
-            return None
-        share = float((now - before).nan_to_num().abs().max()) / (size or 1.0)
-        return f"the model's outputs differ from those stored, by {share:.2g} of their size"
+    def change(self, stored: Record, unknown: Sequence[str] = ()) -> tuple[str, bool]:
+        """Why a stored result does not count, "" if it does; and whether that is a surprise since
+        the example is the same. ``unknown`` are classes that cannot be compared."""
+        was, now = stored.settings, self.settings
+        if was.get("input_sha256") != now["input_sha256"]:
+            return "the input is another one", False
+        if was.get("own_target") != now["own_target"]:
+            return f"the target was {was.get('own_target')} and is now {now['own_target']}", False
+        if stored.outputs is None or self.outputs is None:
+            return "it is not known whether the model is the same", True
+        tolerance = min(ROUNDING_UNITS * torch.finfo(self.outputs.dtype).eps, ROUNDING_SHARE)
+        before, after = stored.outputs.double(), self.outputs.double()
+        if before.shape != after.shape:
+            said = f"the model had outputs {tuple(before.shape)} and has {tuple(after.shape)}"
+            return said, True
+        size = float(after.nan_to_num(0, 0, 0).abs().amax()) if after.numel() else 0.0
+        if not torch.allclose(after, before, rtol=0.0, atol=tolerance * size, equal_nan=True):
+            share = float((after - before).nan_to_num().abs().max()) / (size or 1.0)
+            return (
+                f"the model's outputs differ from those stored, by {share:.2g} of their size",
+                True,
+            )
+        if unknown:
+            return (
+                f"it is not known whether {unknown[0]} is the same; give its class a method "
+                "settings() that returns what results depend on"
+            ), True
+        return "", False
 
 
 def record_of(
@@ -136,16 +138,14 @@ def _same_noise(device: torch.device) -> Iterator[None]:
 def describe(
     attribution: Any, target: Any, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the results of an attribution depend on, beside the example, as plain values.
+    """What the results of an attribution depend on, beside the example, as plain values; and the
+    classes of objects that cannot be described, so that nothing made with them can be known to be
+    the same.
 
     An attribution, prior, engine or measure describes itself by ``settings()``; what has no such
     method is known by a hash of its attributes. A class of the user's own is known by its code as
     well, or by the ``version`` that it states. Of a model its class and its weights are known, and
     of a function the name; what else it depends on shows in its outputs.
-
-    Returns:
-        The settings, and the classes of objects that cannot be described: nothing made with them
-        can be known to be the same.
     """
     unknown: list[str] = []
     own = _settings_of(attribution, unknown)

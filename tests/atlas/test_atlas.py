@@ -18,6 +18,7 @@ from captum_pda.atlas import (
     write_atlas,
     write_regions,
 )
+from captum_pda.atlas.atlas import ninth
 from captum_pda.model.measures import signed
 
 N_PHOTOS = 6
@@ -151,7 +152,8 @@ def test_the_page_shows_groups_and_links_to_reports(browser, regions, tmp_path):
 def test_a_group_is_named_by_class_sign_and_place():
     def region(photo, corner, bits=1.0):
         crop, vector = np.zeros((96, 96, 3), np.uint8), np.ones(2, np.float32)
-        return ClassRegion(photo, bits, corner, (10, 10), crop, vector, "", "husky", (90, 90))
+        place = ninth(corner, (10, 10), (90, 90))
+        return ClassRegion(photo, bits, corner, (10, 10), crop, vector, "", "husky", place)
 
     corners = [(2, 70), (5, 75), (40, 40)]
     above = [region(str(number), corner) for number, corner in enumerate(corners)]
