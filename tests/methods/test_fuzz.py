@@ -34,7 +34,7 @@ from captum_pda import (
 )
 from captum_pda.priors import field
 
-ORDINARY, LONG = 200, 2500
+ORDINARY, LONG = 100, 2500
 
 ALGORITHMS = {
     EfficientPDA: reference.efficient_pda,

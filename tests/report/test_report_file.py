@@ -140,7 +140,7 @@ def test_many_small_windows_stay_under_three_megabytes(tmp_path):
     assert path.stat().st_size < 3_200_000
 
 
-@pytest.mark.parametrize("size", [1e-12, 1e-8, 1.0, 1e9])
+@pytest.mark.parametrize("size", [1e-12, 1e9])
 def test_effects_of_many_windows_are_exact_whatever_their_size(tmp_path, size):
     """Some a million times weaker than the strongest, and windows of which nothing is known."""
     scores = many_windows().parts[0].scores.double()
