@@ -12,7 +12,12 @@ from torch import Tensor, nn
 from captum_pda._captum import LayerAttribution, TargetType, captum_method, method_repr
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
+from captum_pda.methods.perturbation import (
+    EfficientPDA,
+    PerturbationPDA,
+    arguments_of,
+    without_target,
+)
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import LayerCall, last_feature_map, named_layer
 from captum_pda.model.measures import Measure
@@ -115,25 +120,13 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             where the layer returns one; all channels of a place share one value.
             ``LayerAttribution.interpolate`` brings them to the input's shape.
         """
-        return cast(Tensor | tuple[Tensor, ...], self._map(locals()))
+        return cast(Tensor | tuple[Tensor, ...], self._result(locals()))
 
-    @arguments_of(attribute)
-    def evidence(
-        self,
-        inputs: Tensor | tuple[Tensor, ...],
-        additional_forward_args: object = None,
-        sliding_window_shapes: Extents = None,
-        strides: Extents = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-        scales: Scales = None,
-        context: str = "full",
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
-        attribute_to_layer_input: bool = False,
-    ) -> WindowEvidence:
+    @without_target(attribute)
+    def evidence(self, given: dict[str, Any]) -> WindowEvidence:
         """The evidence of each region of the feature map for every output; the ``inputs`` of what
         is returned are the feature maps."""
-        return self._all_evidence(locals())
+        return cast(WindowEvidence, self._result(given, all_outputs=True))
 
     def _parts(
         self,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -49,16 +50,18 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Documented = TypeVar("Documented", bound=Callable[..., Any])
+Method = TypeVar("Method")
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
+
 #: The arguments in a docstring, and one of them: its name, and its text with all further lines.
 SECTION = re.compile(r"^Args:\n((?: {4}.*\n?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
-    """Document the arguments of a class or method as another one does, but for its own entries.
-
-    So ``help`` describes every argument of each method, and none is described twice in the source.
-    """
+    """Document the arguments of a class or method as another one does, but for its own entries."""
 
     def document(own: Documented) -> Documented:
         text = inspect.cleandoc(own.__doc__ or "")
@@ -73,14 +76,39 @@ def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented
     return document
 
 
+def without_target(
+    attribute: Callable[Concatenate[Method, Any, TargetType, Arguments], Any],
+) -> Callable[
+    [Callable[[Method, dict[str, Any]], Result]],
+    Callable[Concatenate[Method, Tensors, Arguments], Result],
+]:
+    """Make a method that gets a dict of its arguments one that takes those of ``attribute`` but for
+    the target, so that they are listed once."""
+    full = inspect.signature(attribute)
+    names = [name for name in full.parameters if name != "target"]
+    signature = full.replace(parameters=[full.parameters[name] for name in names])
+
+    def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
+        @wraps(method)
+        def taking(*args: Any, **kwargs: Any) -> Result:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return method(given.arguments.pop("self"), given.arguments)
+
+        taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            return_annotation=method.__annotations__["return"]
+        )
+        return arguments_of(attribute)(taking)
+
+    return decorate
+
+
 class MethodSettings:
     """What every method has: a model, a prior, and a way to read the model's outputs."""
 
     forward_func: Callable[..., Any]
 
-    def _set(
-        self, prior: PatchPrior | None, output: str | OutputKind, measure: str | Measure
-    ) -> None:
+    def _set(self, prior: Any, output: str | OutputKind, measure: str | Measure) -> None:
         self.prior = prior
         self.output_kind = find_output_kind(output)
         self.output = self.output_kind.name
@@ -104,7 +132,7 @@ class MethodSettings:
 
 
 class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[misc]
-    """Prediction difference analysis by replacing each window; see SampledPDA and EfficientPDA.
+    """Prediction difference analysis by replacing regions; see SampledPDA and EfficientPDA.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
@@ -157,14 +185,12 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
 
     @property
     def engine_report(self) -> EngineReport | None:
-        """Which engine ran last, why, and how it compares with the dense one where some windows
-        were run on both: ``print(pda.engine_report)``. None before the first run, and for an engine
-        of your own that keeps no ``report``."""
+        """Which engine ran last, why, and how it compares with the dense one. None before the first
+        run, and for an engine of your own that keeps no ``report``."""
         return self._report
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        """What is put in the place of windows of an example (C, *space), (S, W, C, *window): here,
-        the prior's conditional mean of each."""
+        """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
         means: Tensor = prior.conditional_mean(example, windows)
         return means.unsqueeze(0)
 
@@ -177,22 +203,25 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         asked = self._context if context is None else context
         return parts_of(self._place(call), context=asked, **chosen)
 
-    def _map(self, given: dict[str, Any]) -> Any:
-        """What ``attribute`` returns, from its ``locals()``."""
-        del given["self"]
-        evidence = self._explain(**given)
-        return _check_finite(evidence, evidence.attribution())
-
-    def _all_evidence(self, given: dict[str, Any]) -> WindowEvidence:
-        """What ``evidence`` returns, from its ``locals()``."""
-        del given["self"]
-        evidence = self._explain(**given, all_outputs=True)
-        found: WindowEvidence = _check_finite(evidence, evidence)
-        return found
+    def _result(self, given: dict[str, Any], all_outputs: bool = False) -> Any:
+        """What ``attribute`` returns, or ``evidence``, from a dict of its arguments."""
+        given.pop("self", None)
+        evidence = self._explain(**given, all_outputs=all_outputs)
+        result = evidence if all_outputs else evidence.attribution()
+        for part in evidence.parts:
+            if not device_sync.all_finite(part.scores):
+                broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
+                raise NonFiniteOutputError(
+                    f"the model returned NaN or infinity without {broken} of the windows; the "
+                    "finished result is in this error's .result, with NaN there. Check the prior's "
+                    "fills and the model's precision",
+                    result,
+                )
+        return result
 
     def _explain(
         self,
-        inputs: Tensor | tuple[Tensor, ...],
+        inputs: Tensors,
         additional_forward_args: object,
         perturbations_per_eval: int | None,
         show_progress: bool,
@@ -204,10 +233,8 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         tolerance_target: TargetType = None,
         **hidden: Any,
     ) -> WindowEvidence:
-        """Evidence for every output, or (as the only column) for each example's target.
-
-        ``hidden`` says what is hidden: the arguments of ``_parts``.
-        """
+        """Evidence for every output, or (as the only column) for each example's target; ``hidden``
+        are the arguments of ``_parts``."""
         ranks = Ranks(self.process_group)
         title = self.get_name() if show_progress and ranks.rank == 0 else None
         rows = perturbations_per_eval
@@ -215,6 +242,8 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
             rows = check_count("perturbations_per_eval", rows)
         n_samples = check_count("n_samples", n_samples)
         tolerance = check_tolerance(tolerance)
+        if tolerance_target is not None and not all_outputs:
+            raise ValueError("tolerance_target is for evidence(); attribute bounds its target")
         keeps_errors = all_outputs and n_samples > 1
         sampling = Sampling(n_samples, device_sync.draw_seed(generator), keeps_errors)
         with evaluation_mode(self.forward_func) as modules:
@@ -234,10 +263,8 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
                 if not isinstance(error, Exception) or ranks.lost:
                     run.ranks = Ranks()  # the others are not here to tell what they know
                 if run.has_begun or run.ranks.count > 1:
-                    unfinished = self._evidence_of(run)
-                    attach_result(
-                        error, unfinished if all_outputs else unfinished.partial_attribution()
-                    )
+                    known = self._evidence_of(run)
+                    attach_result(error, known if all_outputs else known.partial_attribution())
                 raise
             finally:
                 self._report = run.report
@@ -264,20 +291,6 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         return WindowEvidence(
             call.inputs, plan.seen, parts, outputs, call.is_tuple, self.prior, ask
         )
-
-
-def _check_finite(evidence: WindowEvidence, result: Any) -> Any:
-    """Hand on the result, unless some window had no finite output."""
-    for part in evidence.parts:
-        if not device_sync.all_finite(part.scores):
-            broken = int((~torch.isfinite(part.scores)).flatten(2).any(dim=2).sum())
-            raise NonFiniteOutputError(
-                f"the model returned NaN or infinity without {broken} of the windows; the "
-                "finished result is in this error's .result, with NaN "
-                "there. Check the prior's fills and the model's precision",
-                result,
-            )
-    return result
 
 
 def _evidence_part(
@@ -386,30 +399,16 @@ class EfficientPDA(PerturbationPDA):
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        return cast(TensorOrTupleOfTensorsGeneric, self._map(locals()))
+        return cast(TensorOrTupleOfTensorsGeneric, self._result(locals()))
 
-    @arguments_of(attribute)
-    def evidence(
-        self,
-        inputs: Tensor | tuple[Tensor, ...],
-        additional_forward_args: object = None,
-        sliding_window_shapes: Extents = None,
-        strides: Extents = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-        scales: Scales = None,
-        context: str | None = None,
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
-        superpixels: Granularities = None,
-        effort: str | int = "standard",
-        regions: OwnRegions = None,
-    ) -> WindowEvidence:
+    @without_target(attribute)
+    def evidence(self, given: dict[str, Any]) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
         Memory grows with regions times outputs. Some windows only are asked with ``regions``, such
         as ``regions=WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``.
         """
-        return self._all_evidence(locals())
+        return cast(WindowEvidence, self._result(given, all_outputs=True))
 
 
 @arguments_of(PerturbationPDA)
@@ -445,6 +444,7 @@ class SampledPDA(PerturbationPDA):
         n_samples: int = 10,
         generator: torch.Generator | None = None,
         tolerance: float | None = None,
+        tolerance_target: TargetType = None,
         scales: Scales = None,
         context: str = "full",
         feature_mask: Tensor | tuple[Tensor, ...] | None = None,
@@ -454,12 +454,9 @@ class SampledPDA(PerturbationPDA):
     ) -> TensorOrTupleOfTensorsGeneric:
         """The evidence of each pixel for and against the target.
 
-        By default images and volumes from 64 pixels on are divided into superpixels; smaller ones
-        and time series into windows of several sizes in proportion to the shorter side.
-        ``sliding_window_shapes=10, strides=1`` is the papers' setting.
-
         Args:
-            n_samples: how many contents to draw for each region; with a tolerance, at most.
+            n_samples: how many contents to draw for each region; with a tolerance, at most. Only
+                the full context has something to draw.
             generator: makes the draws reproducible, and different from call to call. Without one
                 they follow PyTorch's initial seed: the same seed gives the same map, and the
                 global random state stays as it was. Every example of a batch gets the draws that
@@ -469,46 +466,23 @@ class SampledPDA(PerturbationPDA):
                 gets 5 samples or more, and the same ones that it would get without a tolerance.
                 What samples have not shown cannot be known: a rare content that changes
                 everything may be missed.
-            context: "full" asks what is lost without a region, with all else seen; "empty" what it
-                says by itself, with nothing else seen; "both" asks both questions. In the empty
-                context a region's true content is put in, so there is nothing to sample.
+            tolerance_target: for ``evidence``, the output whose standard error the tolerance
+                bounds; the others get the same samples. Default: the predicted class of each
+                example.
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.
         """
-        return cast(TensorOrTupleOfTensorsGeneric, self._map(locals()))
+        return cast(TensorOrTupleOfTensorsGeneric, self._result(locals()))
 
-    @arguments_of(attribute)
-    def evidence(
-        self,
-        inputs: Tensor | tuple[Tensor, ...],
-        additional_forward_args: object = None,
-        sliding_window_shapes: Extents = None,
-        strides: Extents = None,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-        n_samples: int = 10,
-        generator: torch.Generator | None = None,
-        tolerance: float | None = None,
-        tolerance_target: TargetType = None,
-        scales: Scales = None,
-        context: str = "full",
-        feature_mask: Tensor | tuple[Tensor, ...] | None = None,
-        superpixels: Granularities = None,
-        effort: str | int = "standard",
-        regions: OwnRegions = None,
-    ) -> WindowEvidence:
+    @without_target(attribute)
+    def evidence(self, given: dict[str, Any]) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
         ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached. Memory
         grows with regions times outputs.
-
-        Args:
-            tolerance_target: the output whose standard error the tolerance bounds, as ``target`` of
-                ``attribute``; the others get the same samples. Default: the predicted class of
-                each example.
         """
-        return self._all_evidence(locals())
+        return cast(WindowEvidence, self._result(given, all_outputs=True))
 
     def settings(self) -> dict[str, object]:
         """As for EfficientPDA, with the seed that draws follow without a generator."""
