@@ -72,7 +72,7 @@ class ModelCall:
         sizes = [example.shape[0] for example in exported_with(forward_func) if example.dim() > 0]
         #: How many examples the model takes at once, if it takes no other number. (A size that may
         #: vary is a symbol.)
-        self._batch_size = int(sizes[0]) if sizes and type(sizes[0]) is int else None
+        self._batch_size = sizes[0] if sizes and type(sizes[0]) is int else None
         self._outputs: Tensor | None = None
         #: The user's random numbers, and those of a model that draws some.
         self._random_before = random_state()
@@ -82,12 +82,7 @@ class ModelCall:
     def of(
         cls, forward_func: Callable[..., Any], inputs: object, additional_forward_args: object
     ) -> ModelCall:
-        """The call for inputs as a user gives them, checked.
-
-        A dict that holds one tensor goes to the model by keywords if the model has an argument of
-        the tensor's name, as those of Hugging Face have, and otherwise as a dict again. A model
-        that fails with the dict gets the tensor, if nothing else is in it.
-        """
+        """The call for inputs as a user gives them, checked; a dict may stand for its tensor."""
         if isinstance(inputs, Mapping):
             names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
             if len(names) == 1:
@@ -108,11 +103,7 @@ class ModelCall:
         return sum(each.numel() // len(each) for each, is_row in given if is_row)
 
     def unperturbed(self) -> Tensor:
-        """The model's checked outputs for the inputs as they are, (N, ...).
-
-        The first time, a small pass or two find out whether the model can be asked in batches of
-        copies: ``check``.
-        """
+        """The model's outputs for the inputs as they are, (N, ...); see ``check``."""
         if self._outputs is None:
             with torch.no_grad():
                 self._outputs = self.check(self.as_given())
@@ -159,11 +150,11 @@ class ModelCall:
         return False
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
-        """A function from copies of one example's tensor ``position`` to the model's outputs."""
+        """A function from copies of an example's tensor ``position`` to the model's outputs."""
         return lambda copies: self.with_copies(example, {position: copies})
 
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
-        """The model's outputs for as many copies of one example's tensors, by their positions."""
+        """The model's outputs for copies of an example's tensors, by their positions."""
         n_copies = len(next(iter(copies.values())))
         return one_row_each(self.repeated(example, n_copies, copies), n_copies)
 
@@ -201,22 +192,18 @@ class ModelCall:
             if "memory" in str(problem).lower():
                 return outputs  # who runs copies makes their batches smaller
             self.as_given()  # if this fails too, it is not for the number
-        else:
-            example, found = problem
-            if not agree(self.as_given(), outputs, found):
-                warn_user(IS_RANDOM)
-                return outputs
+        elif not agree(self.as_given(), outputs, problem[1]):
+            warn_user(IS_RANDOM)
+            return outputs
         if self._divides_otherwise(outputs, n_rows):
             return outputs
         if isinstance(problem, Exception):
             self._find_batch_size(outputs, n_rows, problem)
             return outputs
         # Batches of one size are computed in one way: what differs is not rounding.
+        example, found = problem
         if agree(self._among(example, n_rows, 0.75)[-1:], found[-1:], found):
-            given = outputs[example : example + 1]
-            if agree(found[-1:], given, found, MAX_ROUNDING) and self._changed_copy_agrees(
-                example, outputs, found, MAX_ROUNDING
-            ):
+            if self._agrees(example, outputs, found, MAX_ROUNDING):
                 return outputs
             if self._mismatch(outputs, len(outputs)) is not None:  # as many as were given
                 self._check_arguments(None)
@@ -238,21 +225,20 @@ class ModelCall:
             sizes.update(size for tensor in tensors for size in tensor.shape)
         return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
 
-    def _examples_to_check(self, n_rows: int) -> list[int]:
+    def _examples_to_check(self, n_rows: int) -> set[int]:
         """The faintest example, which changes the most where a model divides by the largest value
         of its batch, and which is not the last of ``n_rows`` anyway; where arguments have rows,
         also one whose rows are others."""
         largest = self.inputs[0].flatten(1).abs().amax(dim=1)
         largest[n_rows - 1 : n_rows] = math.inf
         faintest = int(largest.argmin())
-        further = list(zip(self._arguments, self._is_row, strict=True))[len(self.inputs) :]
-        rows = [each for each, is_row in further if is_row]
-        if not rows:
-            return [faintest]
-        differ = sum(
-            (each != each[faintest]).reshape(len(each), -1).any(dim=1).int() for each in rows
-        )
-        return sorted({faintest, int(torch.as_tensor(differ).argmax())})
+        differ = torch.zeros(len(largest), dtype=torch.int64)
+        for each, is_row in list(zip(self._arguments, self._is_row, strict=True))[
+            len(self.inputs) :
+        ]:
+            if is_row:
+                differ += (each != each[faintest]).reshape(len(each), -1).any(dim=1).cpu()
+        return {faintest, int(differ.argmax())} if differ.any() else {faintest}
 
     def _among(self, example: int, n_rows: int, strength: float = 0.5) -> Tensor:
         """The outputs of changed copies of an example, and of itself as the last."""
@@ -267,31 +253,30 @@ class ModelCall:
         """An example that gives something else among changed copies, with their outputs; or why
         these could not be run; None if all is well."""
         try:
-            for example in self._examples_to_check(n_rows):
+            for example in sorted(self._examples_to_check(n_rows)):
                 found = self._among(example, n_rows)
-                if not agree(found[-1:], outputs[example : example + 1], found):
-                    return example, found
-                if not self._changed_copy_agrees(example, outputs, found):
+                if not self._agrees(example, outputs, found):
                     return example, found
         except Exception as error:
             return error
         return None
 
-    def _changed_copy_agrees(
+    def _agrees(
         self, example: int, outputs: Tensor, found: Tensor, share: float | None = None
     ) -> bool:
-        """Whether a changed copy gives the same alone as beside the example (``found``), which has
-        the larger values. In a larger batch the faintest example is compared with itself instead,
-        and a model may not take one alone."""
+        """Whether an example gives the same among changed copies (``found``) as it gave. If it came
+        alone, a changed copy, which has the smaller values, must also give the same alone; in a
+        larger batch the faintest example is compared anyway, and a model may not take one."""
+        if not agree(found[-1:], outputs[example : example + 1], found, share):
+            return False
         if len(outputs) > 1 or len(found) == 1:
             return True
         changed = {n: _changed(tensor) for n, tensor in enumerate(self.inputs)}
         return agree(self.with_copies(example, changed), found[:1], found, share)
 
     def check_batch(self, outputs: Tensor) -> bool:
-        """As ``check``, for a method that runs no copies, with one pass of the batch: whether an
-        example gives the same twice, and beside changed examples. False if it is run by itself
-        now."""
+        """As ``check``, for a method that runs no copies: one pass with the other examples changed.
+        False if each example is run by itself now."""
         start = random_state()
         arguments = copied(self._arguments)
         for number, tensor in enumerate(self.inputs):
@@ -403,7 +388,9 @@ class ModelCall:
 def _with_mapping(
     forward_func: Callable[..., Any], given: dict[str, Any], name: str, tensor: Tensor, *others: Any
 ) -> Any:
-    """Call a model with a dict in which one tensor is another."""
+    """Call a model with a dict in which one tensor is another: by keywords if the model has an
+    argument of the tensor's name, as those of Hugging Face have, and otherwise as a dict. A model
+    that fails with the dict gets the tensor, if nothing else is in it."""
     values = {**given, name: tensor}
     forward = getattr(forward_func, "forward", forward_func)
     try:
