@@ -4,46 +4,40 @@
 conditional mean's answer is from the sampled one, in bits.
 """
 
-from captum_pda.diagnostics.agreement import (
-    MapAgreement,
-    algorithm_agreement,
-    map_agreement,
-)
+from captum_pda.diagnostics.agreement import MapAgreement, algorithm_agreement, map_agreement
 from captum_pda.diagnostics.approximation import (
     ActivationStatistics,
     ConditionalMeanError,
     SamplingConvergence,
-    SomeWindows,
     activation_statistics,
     conditional_mean_error,
     sampling_convergence,
 )
 from captum_pda.diagnostics.priors import PriorQuality, prior_quality
 from captum_pda.diagnostics.removal import (
-    BlurFill,
-    LinearFill,
-    MeanFill,
-    PriorFill,
     SymmetricRelevanceGain,
+    blur_fill,
+    linear_fill,
+    mean_fill,
+    prior_fill,
     symmetric_relevance_gain,
 )
 
 __all__ = [
     "ActivationStatistics",
-    "BlurFill",
     "ConditionalMeanError",
-    "LinearFill",
     "MapAgreement",
-    "MeanFill",
-    "PriorFill",
     "PriorQuality",
     "SamplingConvergence",
-    "SomeWindows",
     "SymmetricRelevanceGain",
     "activation_statistics",
     "algorithm_agreement",
+    "blur_fill",
     "conditional_mean_error",
+    "linear_fill",
     "map_agreement",
+    "mean_fill",
+    "prior_fill",
     "prior_quality",
     "sampling_convergence",
     "symmetric_relevance_gain",

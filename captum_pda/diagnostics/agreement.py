@@ -46,7 +46,7 @@ class MapAgreement:
                 raise ValueError(f"no map is called {name!r}; there are {names}")
         return self.correlations[:, names.index(first), names.index(second)]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """The mean over examples, as a table."""
         width = max(len(name) for name in self.maps)
         rows = zip(
@@ -58,8 +58,6 @@ class MapAgreement:
             for name, size, row in rows
         ]
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:

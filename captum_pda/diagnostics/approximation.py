@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,68 +19,48 @@ from captum_pda.model.inputs import check_choice, check_count, check_images
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid
 
-
-@dataclass(frozen=True)
-class SomeWindows:
-    """Which windows a diagnosis looks at: some at random, or those that start at given pixels.
-
-    Args:
-        n: how many, at random among all places of the window.
-        corners: the first pixels of the windows instead, such as ``[(0, 0)]``.
-        sliding_window_shapes: the window's size, as in ``attribute``. Default: the papers', 10
-            wide, or 4 in images under 64.
-
-    Example::
-
-        >>> SomeWindows(20)
-        >>> SomeWindows(corners=[(96, 40)], sliding_window_shapes=10)
-    """
-
-    n: int = 8
-    corners: Sequence[Sequence[int]] | None = None
-    sliding_window_shapes: Extents = None
-
-    def of(self, inputs: Tensor, generator: torch.Generator | None) -> WindowGrid:
-        """These windows of images (N, C, *space), the same for every example."""
-        (grid,) = make_grids((inputs,), self.sliding_window_shapes, 1)
-        if self.corners is None:
-            n, seed = check_count("n", self.n), device_sync.draw_seed(generator)
-            order = np.random.default_rng(seed % 2**64).permutation(len(grid))
-            return grid.pick(sorted(order[:n].tolist()))
-        numbers = []
-        for corner in self.corners:
-            try:
-                numbers.append(int(np.ravel_multi_index(tuple(corner), grid.shape)))
-            except ValueError:
-                raise ValueError(
-                    f"no window of {grid.window} starts at {tuple(corner)}; a corner has "
-                    f"{len(grid.shape)} numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
-                ) from None
-        return grid.pick(numbers)
+#: Which windows to look at: how many, at random; the first pixels of some; or a grid of them.
+SomeWindows: TypeAlias = int | Sequence[Sequence[int]] | WindowGrid
 
 
 def chosen_windows(
-    windows: SomeWindows | WindowGrid,
+    windows: SomeWindows,
+    shape: Extents,
     inputs: Tensor,
     generator: torch.Generator | None,
     one: bool = False,
 ) -> WindowGrid:
-    """The windows that were asked for, of images (N, C, *space); or ``one`` window of one image."""
+    """The windows of images (N, C, *space) that were asked for, the same for every example; or
+    ``one`` window of one image."""
     check_images("inputs", inputs)
-    if not isinstance(windows, SomeWindows | WindowGrid):
-        raise TypeError(
-            f"windows must be SomeWindows or a WindowGrid, got {windows!r}; for example "
-            "SomeWindows(20) or SomeWindows(corners=[(0, 0)])"
-        )
-    grid = windows.of(inputs, generator) if isinstance(windows, SomeWindows) else windows
     if one and len(inputs) != 1:
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
-    if one and len(grid) != 1:
+    if isinstance(windows, WindowGrid):
+        chosen = windows
+    else:
+        (grid,) = make_grids((inputs,), shape, 1)
+        if isinstance(windows, Sequence):
+            chosen = grid.pick([_number_at(grid, corner) for corner in windows])
+        else:
+            n, seed = check_count("windows", windows), device_sync.draw_seed(generator)
+            order = np.random.default_rng(seed % 2**64).permutation(len(grid))
+            chosen = grid.pick(sorted(order[:n].tolist()))
+    if one and len(chosen) != 1:
         raise ValueError(
-            f"windows holds {len(grid)} windows, and this looks at one; give SomeWindows(1) or "
-            "one corner"
+            f"windows holds {len(chosen)} windows, and this looks at one; give windows=1 or one "
+            "corner"
         )
-    return grid
+    return chosen
+
+
+def _number_at(grid: WindowGrid, corner: Sequence[int]) -> int:
+    try:
+        return int(np.ravel_multi_index(tuple(corner), grid.shape))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"no window of {grid.window} starts at {corner!r}; a corner has {len(grid.shape)} "
+            f"numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
+        ) from None
 
 
 def settings_of(pda: PerturbationPDA) -> dict[str, Any]:
@@ -98,6 +78,23 @@ def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetT
     if target is None and evidence.measure.needs_probabilities and len(evidence.output_shape) == 1:
         return [int(column) for column in evidence.scores.argmax(dim=1).tolist()]
     return target
+
+
+def _samples_of_one(
+    model: Callable[..., Any],
+    prior: Any,
+    settings: dict[str, Any],
+    inputs: Tensor,
+    window: WindowGrid,
+    n_samples: int,
+    generator: torch.Generator | None,
+    **arguments: Any,
+) -> tuple[WindowEvidence, WindowEvidence]:
+    """The evidence of one window by the conditional mean, and of as many copies of it as there are
+    samples, each with one, so that every sample is kept apart."""
+    efficient = EfficientPDA(model, prior, **settings).evidence(inputs, **arguments, regions=window)
+    arguments |= {"n_samples": 1, "generator": generator, "regions": window.pick([0] * n_samples)}
+    return efficient, SampledPDA(model, prior, **settings).evidence(inputs, **arguments)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,7 +143,7 @@ class ConditionalMeanError:
         squares = in_double(self.error).square() - in_double(self.standard_error).square()
         return float(squares.mean().clamp_min(0).sqrt())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         n_examples, n_windows = self.error.shape
         return (
             f"conditional mean against {self.n_samples} samples, {n_examples} examples x "
@@ -156,7 +153,9 @@ class ConditionalMeanError:
             f"is {_root_mean_square(self.sampled):.3g}"
         )
 
-    __repr__ = __str__
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(in_double(values).square().mean().sqrt())
 
 
 def conditional_mean_error(
@@ -165,7 +164,8 @@ def conditional_mean_error(
     target: TargetType = None,
     *,
     additional_forward_args: object = None,
-    windows: SomeWindows | WindowGrid | None = None,
+    windows: SomeWindows = 8,
+    sliding_window_shapes: Extents = None,
     n_samples: int = 100,
     generator: torch.Generator | None = None,
     perturbations_per_eval: int | None = None,
@@ -178,9 +178,11 @@ def conditional_mean_error(
         inputs: (N, C, *space).
         target: as in ``attribute``; None takes the predicted class of each example.
         additional_forward_args, perturbations_per_eval, show_progress: as in ``attribute``.
-        windows: SomeWindows to look at, the same for every example, or a WindowGrid. Default: 8
-            at random. The paper's figure `appro_error` has one fixed window in 200 images,
-            ``SomeWindows(corners=[(0, 0)])``.
+        windows: which windows to look at, the same for every example: how many, at random; the
+            first pixels of some, such as ``[(0, 0)]`` as in the paper's figure `appro_error` of 200
+            images; or a WindowGrid.
+        sliding_window_shapes: their size, as in ``attribute``. Default: the papers', 10 wide, or 4
+            in images under 64.
         n_samples: how many samples to draw of each window; 500 in the paper.
         generator: seeds the choice of windows and the samples.
 
@@ -191,7 +193,7 @@ def conditional_mean_error(
     n_samples = check_count("n_samples", n_samples)
     if n_samples < 2:
         raise ValueError(f"n_samples={n_samples} has no standard error; draw 2 or more")
-    grid = chosen_windows(windows or SomeWindows(8), inputs, generator)
+    grid = chosen_windows(windows, sliding_window_shapes, inputs, generator)
     common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
     model, settings = (pda.forward_func, pda.prior), settings_of(pda)
     efficient = EfficientPDA(*model, **settings).evidence(*common, regions=grid)
@@ -209,10 +211,6 @@ def conditional_mean_error(
         n_samples,
         pda.measure.unit,
     )
-
-
-def _root_mean_square(values: Tensor) -> float:
-    return float(in_double(values).square().mean().sqrt())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -244,7 +242,7 @@ class SamplingConvergence:
         """The standard deviation over the repeats, (S,): how much the number depends on chance."""
         return self.sampled.std(dim=0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         repeats, n_samples = self.sampled.shape
         at = [n for n in (1, 10, 100) if n < n_samples] + [n_samples]
         settled = ", ".join(f"{float(self.difference[:, n - 1].mean()):.3g} after {n}" for n in at)
@@ -253,8 +251,6 @@ class SamplingConvergence:
             f"mean's {self.efficient:.3g} is {settled} samples"
         )
 
-    __repr__ = __str__
-
 
 def sampling_convergence(
     pda: PerturbationPDA,
@@ -262,7 +258,8 @@ def sampling_convergence(
     target: TargetType = None,
     *,
     additional_forward_args: object = None,
-    windows: SomeWindows | WindowGrid | None = None,
+    windows: SomeWindows = 1,
+    sliding_window_shapes: Extents = None,
     n_samples: int = 500,
     repeats: int = 1,
     generator: torch.Generator | None = None,
@@ -272,12 +269,12 @@ def sampling_convergence(
     """Watch one window's prediction settle as more samples are drawn.
 
     Args:
-        pda, additional_forward_args, perturbations_per_eval, show_progress, generator: as in
-            ``conditional_mean_error``.
+        pda, additional_forward_args, sliding_window_shapes, perturbations_per_eval, show_progress,
+            generator: as in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         target: as in ``attribute``; None takes the predicted class.
         windows: which window to look at. Default: one at random, as in the paper;
-            ``SomeWindows(corners=[(96, 40)])`` is one at a place.
+            ``[(96, 40)]`` is one at a place.
         n_samples: S, the largest number of samples.
         repeats: how many times to start again with new samples.
 
@@ -286,16 +283,20 @@ def sampling_convergence(
         >>> diagnostics.sampling_convergence(EfficientPDA(model), image, repeats=4).spread
     """
     n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
-    window = chosen_windows(windows or SomeWindows(1), inputs, generator, one=True)
-    common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    model, settings = (pda.forward_func, pda.prior), settings_of(pda)
-    efficient = EfficientPDA(*model, **settings).evidence(*common, regions=window)
-    target = target_or_predicted(target, efficient)
-    # The same window many times with one sample each, so that every sample is kept apart.
-    copies = window.pick([0] * (n_samples * repeats))
-    single = SampledPDA(*model, **settings).evidence(
-        *common, n_samples=1, generator=generator, regions=copies
+    window = chosen_windows(windows, sliding_window_shapes, inputs, generator, one=True)
+    efficient, single = _samples_of_one(
+        pda.forward_func,
+        pda.prior,
+        settings_of(pda),
+        inputs,
+        window,
+        n_samples * repeats,
+        generator,
+        additional_forward_args=additional_forward_args,
+        perturbations_per_eval=perturbations_per_eval,
+        show_progress=show_progress,
     )
+    target = target_or_predicted(target, efficient)
     predictions = in_double(cast(Tensor, single.predictions_without(target)))
     counts = torch.arange(1, n_samples + 1, device=predictions.device)
     return SamplingConvergence(
@@ -340,18 +341,15 @@ class ActivationStatistics:
         """E[ReLU(a)] - ReLU(E[a]): what exchanging this layer's ReLU and the mean costs."""
         return self.rectified_mean - self.mean.clamp_min(0)
 
-    def __str__(self) -> str:
-        size = float(self.mean.square().mean().sqrt())
+    def __repr__(self) -> str:
         linear = float((self.ratio > 2).float().mean())
         return (
-            f"{len(self.mean)} units over {self.n_samples} samples: activations {size:.3g} (root "
-            f"mean square), their standard deviation {float(self.standard_deviation.median()):.3g} "
-            f"(median), mean over 2 standard deviations from zero for {linear:.0%} of the units; "
-            f"at the conditional mean they differ from their mean by "
-            f"{float(self.error.square().mean().sqrt()):.3g}"
+            f"{len(self.mean)} units over {self.n_samples} samples: activations "
+            f"{_root_mean_square(self.mean):.3g} (root mean square), their standard deviation "
+            f"{float(self.standard_deviation.median()):.3g} (median), mean over 2 standard "
+            f"deviations from zero for {linear:.0%} of the units; at the conditional mean they "
+            f"differ from their mean by {_root_mean_square(self.error):.3g}"
         )
-
-    __repr__ = __str__
 
 
 def activation_statistics(
@@ -361,7 +359,8 @@ def activation_statistics(
     of: str = "output",
     *,
     additional_forward_args: object = None,
-    windows: SomeWindows | WindowGrid | None = None,
+    windows: SomeWindows | None = None,
+    sliding_window_shapes: Extents = None,
     n_samples: int = 160,
     generator: torch.Generator | None = None,
     perturbations_per_eval: int | None = None,
@@ -369,8 +368,8 @@ def activation_statistics(
     """Fill one window with samples, and look at a layer's activations.
 
     Args:
-        pda, additional_forward_args, generator, perturbations_per_eval: as in
-            ``conditional_mean_error``.
+        pda, additional_forward_args, sliding_window_shapes, generator, perturbations_per_eval: as
+            in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         layer: a module of the model, such as a fully connected layer.
         of: "output" of the layer (what the next ReLU gets, as in the paper) or its "input".
@@ -384,8 +383,8 @@ def activation_statistics(
     n_samples = check_count("n_samples", n_samples)
     check_choice("of", of, ("output", "input"))
     if windows is None:
-        windows = SomeWindows(corners=[(0,) * len(check_images("inputs", inputs).shape[2:])])
-    window = chosen_windows(windows, inputs, generator, one=True)
+        windows = [(0,) * len(check_images("inputs", inputs).shape[2:])]
+    window = chosen_windows(windows, sliding_window_shapes, inputs, generator, one=True)
     seen: list[Any] = []
 
     # Copies, since what comes after may write into the same memory.
@@ -411,13 +410,17 @@ def activation_statistics(
             )
         return seen[-1].flatten(1)
 
-    common = (inputs, additional_forward_args, None, None, perturbations_per_eval)
     settings = settings_of(pda) | {"output": "raw", "measure": "weight_of_evidence"}
-    settings["engine"] = "dense"
-    at_mean = EfficientPDA(units, pda.prior, **settings).evidence(*common, regions=window)
-    # The same window many times with one sample each, so that every sample is kept apart.
-    samples = SampledPDA(units, pda.prior, **settings).evidence(
-        *common, n_samples=1, generator=generator, regions=window.pick([0] * n_samples)
+    at_mean, samples = _samples_of_one(
+        units,
+        pda.prior,
+        settings | {"engine": "dense"},
+        inputs,
+        window,
+        n_samples,
+        generator,
+        additional_forward_args=additional_forward_args,
+        perturbations_per_eval=perturbations_per_eval,
     )
     activations = in_double(samples.parts[0].scores[0])
     return ActivationStatistics(

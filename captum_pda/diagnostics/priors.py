@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ class PriorQuality:
     shares: tuple[float, ...]
     surviving: Tensor | None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         error, spread = float(self.error.mean()), float(self.spread.mean())
         words = (
             f"{len(self.error)} images: root mean square error {error:.3g} "
@@ -54,8 +55,6 @@ class PriorQuality:
             )
             words += f"; of the class's probability survive {kept} of the regions"
         return words
-
-    __repr__ = __str__
 
 
 def prior_quality(
@@ -123,23 +122,18 @@ def prior_quality(
 
 def _error(prior: Any, image: Tensor, regions: Regions, number: int) -> Tensor:
     """The root mean square error of each region's conditional mean, over all of their pixels."""
-    total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
+    prior, total, count = prior_for(prior, "conditional_mean"), 0.0, 0
     for windows in regions.boxes(number):
-        fills = prior_for(prior, "conditional_mean").conditional_mean(image, windows)
-        differences = fills - box_values(image, windows)
+        differences = prior.conditional_mean(image, windows) - box_values(image, windows)
         errors = inside_regions(windows, differences, torch.zeros_like(differences))
-        total += device_sync.in_double(errors.square().sum()).cpu()
+        total += float(device_sync.in_double(errors.square().sum()))
         hidden = windows.hidden
         count += errors.numel() if hidden is None else int(hidden.sum()) * len(image)
-    return (total / count).sqrt()
+    return torch.tensor(math.sqrt(total / count), dtype=torch.float64)
 
 
 def _random_masks(
-    regions: Regions,
-    number: int,
-    shares: Sequence[float],
-    n_draws: int,
-    draws: np.random.Generator,
+    regions: Regions, number: int, shares: Sequence[float], n_draws: int, draws: np.random.Generator
 ) -> Tensor:
     """Which pixels are hidden with random regions, (shares * draws, *space)."""
     numbers = np.concatenate(regions.members(number))

@@ -28,65 +28,35 @@ RemovalFill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Predict: TypeAlias = Callable[[Callable[[Tensor], Tensor], int], Tensor]
 
 
-@dataclass(frozen=True)
-class BlurFill:
-    """The image blurred; ``share`` is the blur's standard deviation over the shorter side."""
-
-    share: float = 10 / 224
-
-    def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
-        """The same fill whatever is seen, (C, *space)."""
-        return blurred(image, self.share)
+def blur_fill(image: Tensor, seen: Tensor) -> Tensor:
+    """The image blurred by 10 pixels in 224."""
+    return blurred(image, 10 / 224)
 
 
-@dataclass(frozen=True)
-class MeanFill:
+def mean_fill(image: Tensor, seen: Tensor) -> Tensor:
     """The image's own mean colour."""
-
-    def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
-        """The same fill whatever is seen, (C, *space)."""
-        colour = image.flatten(1).mean(dim=1)
-        return colour.reshape(-1, *[1] * (image.dim() - 1)).expand_as(image)
+    return image.mean(dim=tuple(range(1, image.dim())), keepdim=True).expand_as(image)
 
 
-@dataclass(frozen=True)
-class LinearFill:
-    """Each removed pixel as the weighted mean of its neighbours, with a little noise (ROAD).
-
-    Args:
-        noise: its standard deviation, as a share of the image's own. The same noise serves all
-            maps, so that they are compared on equal terms.
-    """
-
-    noise: float = 0.05
-
-    def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
-        """A fill for each row of what is seen, (K, C, *space)."""
-        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0), device="cpu")
-        spread = self.noise * image.std()
-        return weighted_means(image, seen) + spread * device_sync.moved_like(noise, image)
+def linear_fill(image: Tensor, seen: Tensor, noise: float = 0.05) -> Tensor:
+    """Each removed pixel as the weighted mean of its neighbours (ROAD), with a little noise, as a
+    share of the image's standard deviation: the same noise for all maps."""
+    drawn = torch.randn(image.shape, generator=torch.Generator().manual_seed(0), device="cpu")
+    spread = noise * image.std()
+    return weighted_means(image, seen) + spread * device_sync.moved_like(drawn, image)
 
 
-@dataclass(frozen=True, eq=False)
-class PriorFill:
-    """What a prior has where nothing is seen, as in ``context="empty"``.
-
-    Args:
-        prior: any with a method ``nothing_seen``; None is the default prior.
-    """
-
-    prior: Any = None
-
-    def __call__(self, image: Tensor, seen: Tensor) -> Tensor:
-        """The same fill whatever is seen, (C, *space)."""
-        return EmptyContext(self.prior).nothing_seen(image)
+def prior_fill(prior: Any = None) -> RemovalFill:
+    """What a prior with a method ``nothing_seen`` has there, as in ``context="empty"``; None is the
+    default prior."""
+    return lambda image, seen: EmptyContext(prior).nothing_seen(image)
 
 
 FILLS: dict[str, RemovalFill] = {
-    "blur": BlurFill(),
-    "mean": MeanFill(),
-    "linear": LinearFill(),
-    "prior": PriorFill(),
+    "blur": blur_fill,
+    "mean": mean_fill,
+    "linear": linear_fill,
+    "prior": prior_fill(),
 }
 
 
@@ -152,19 +122,10 @@ def removal_examples(
 
 
 def removal_curve(
-    example: tuple[Tensor, Predict],
-    fill: RemovalFill,
-    ranks: Tensor,
-    counts: Tensor,
+    example: tuple[Tensor, Predict], fill: RemovalFill, ranks: Tensor, counts: Tensor
 ) -> Tensor:
-    """The predictions with the first pixels of an order removed, (counts,).
-
-    Args:
-        example: the image, and what predicts copies of it.
-        fill: what stands for removed pixels.
-        ranks: the place of each pixel in the order, (pixels,).
-        counts: how many pixels are the first ones of each copy.
-    """
+    """The predictions with the first ``counts`` pixels of an order removed, (counts,); ``ranks``
+    are the places of the pixels in the order, (pixels,)."""
     image, predict = example
 
     def copies(rows: Tensor) -> Tensor:
@@ -193,11 +154,6 @@ def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
     importance = attributions.detach().to(inputs.device).sum(dim=1).flatten(1)
     order = importance.argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1)
-
-
-def step_counts(n_pixels: int, n_steps: int, device: torch.device) -> Tensor:
-    """How many pixels are changed after 0, 1, ... of equal steps, (steps + 1,)."""
-    return torch.linspace(0, n_pixels, check_count("n_steps", n_steps) + 1, device=device).round()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -242,7 +198,7 @@ class SymmetricRelevanceGain:
     def _mean_area(self, curves: dict[str, Tensor]) -> Tensor:
         return torch.trapezoid(torch.stack(list(curves.values())), self.fractions, dim=2).mean(0)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         parts = ", ".join(f"{name} {float(gain.mean()):.3f}" for name, gain in self.by_fill.items())
         n = len(self.gain)
         spread = f" +- {float(self.gain.std() / n**0.5):.3f}" if n > 1 else ""
@@ -250,8 +206,6 @@ class SymmetricRelevanceGain:
             f"{counted(n, 'example')}: symmetric relevance gain {float(self.gain.mean()):.3f}"
             f"{spread} (random is 0, larger is better); by what stands for removed pixels: {parts}"
         )
-
-    __repr__ = __str__
 
 
 def symmetric_relevance_gain(
@@ -290,7 +244,7 @@ def symmetric_relevance_gain(
             image's mean colour), "linear" (each pixel the weighted mean of its neighbours, with a
             little noise, as in ROAD), "prior" (what our default prior has where nothing is seen).
             Or a dict of functions by name, from an image (C, *space) and what is seen of it
-            (K, *space) to a fill; ``diagnostics.PriorFill(prior)`` is one.
+            (K, *space) to a fill; ``diagnostics.prior_fill(prior)`` is one.
         n_steps: in how many equal steps all pixels are removed; a map takes 2 n_steps - 1 passes
             with each fill.
 
@@ -304,10 +258,11 @@ def symmetric_relevance_gain(
     model = (forward_func, inputs, target, additional_forward_args, output, perturbations_per_eval)
     with removal_examples(*model) as examples:
         ranks = pixel_ranks(attributions, inputs)
-        counts = step_counts(ranks.shape[1], n_steps, inputs.device)
+        steps = check_count("n_steps", n_steps) + 1
+        counts = torch.linspace(0, ranks.shape[1], steps, device=inputs.device).round()
         for example, order in zip(examples, ranks, strict=True):
             # Both ways begin and end alike, so those copies are run once.
-            unchanged = removal_curve(example, MeanFill(), order, counts[:1])
+            unchanged = removal_curve(example, mean_fill, order, counts[:1])
             for name, fill in chosen.items():
                 down = removal_curve(example, fill, order, counts[1:])
                 up = down[:0]

@@ -20,7 +20,6 @@ from captum_pda import (
     WindowGrid,
     diagnostics,
 )
-from captum_pda.diagnostics import SomeWindows
 
 
 class Symmetric:
@@ -62,14 +61,14 @@ def error_of(pda, images, target=None, n_samples=2, **options):
 
 WRONG = {
     "a corner outside": (
-        lambda pda, x: error_of(pda, x, windows=SomeWindows(corners=[(6, 0)])),
+        lambda pda, x: error_of(pda, x, windows=[(6, 0)]),
         r"starts at \(6, 0\)",
     ),
     "a corner of one number": (
-        lambda pda, x: error_of(pda, x, windows=SomeWindows(corners=[(0,)])),
+        lambda pda, x: error_of(pda, x, windows=[(0,)]),
         "2 numbers",
     ),
-    "no windows": (lambda pda, x: error_of(pda, x, windows=SomeWindows(0)), "n=0 must be"),
+    "no windows": (lambda pda, x: error_of(pda, x, windows=0), "windows=0 must be"),
     "one sample": (lambda pda, x: error_of(pda, x, n_samples=1), "2 or more"),
     "windows elsewhere": (
         lambda pda, x: pda.evidence(x, regions=WindowGrid((9, 9), (4, 4), (1, 1))),
@@ -102,8 +101,8 @@ WRONG = {
         "2 examples",
     ),
     "convergence of three windows": (
-        lambda pda, x: diagnostics.sampling_convergence(pda, x[:1], windows=SomeWindows(3)),
-        r"3 windows.*SomeWindows\(1\)",
+        lambda pda, x: diagnostics.sampling_convergence(pda, x[:1], windows=3),
+        "3 windows.*windows=1",
     ),
     "maps of other shapes": (
         lambda pda, x: diagnostics.map_agreement({"a": x, "b": x[:1]}),
@@ -130,8 +129,8 @@ def test_what_makes_no_sense_is_named(classifier, images, kind):
     ask, message = WRONG[kind]
     with pytest.raises(ValueError, match=message):
         ask(EfficientPDA(classifier), images)
-    with pytest.raises(TypeError, match="windows must be SomeWindows or a WindowGrid, got 8"):
-        error_of(EfficientPDA(classifier), images, windows=8)
+    with pytest.raises(TypeError, match=r"windows must be an int, got 0\.5"):
+        error_of(EfficientPDA(classifier), images, windows=0.5)
 
 
 # Some windows only
@@ -156,7 +155,8 @@ def test_conditional_mean_error_is_the_oracles(measure, classifier, images):
         pda,
         images,
         target,
-        windows=SomeWindows(corners=corners, sliding_window_shapes=4),
+        windows=corners,
+        sliding_window_shapes=4,
         n_samples=n_samples,
     )
     grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([0, 2 * 8 + 5])
@@ -187,9 +187,7 @@ def test_conditional_mean_error_is_the_oracles(measure, classifier, images):
 def test_beyond_sampling_takes_the_samplings_error_off(images):
     """For a linear model all of the difference is sampling noise; a curved one adds its own."""
     linear = EfficientPDA(linear_model(), prior=Noise(), output="raw")
-    found = diagnostics.conditional_mean_error(
-        linear, images, 1, windows=SomeWindows(40), n_samples=20
-    )
+    found = diagnostics.conditional_mean_error(linear, images, 1, windows=40, n_samples=20)
     noise = found.standard_error.square().mean().sqrt()
     assert found.root_mean_square == pytest.approx(float(noise), rel=0.3)
     assert found.beyond_sampling < 0.5 * found.root_mean_square
@@ -198,9 +196,7 @@ def test_beyond_sampling_takes_the_samplings_error_off(images):
     curved = EfficientPDA(
         lambda x: x.square().flatten(1).sum(1, keepdim=True), prior=Noise(), output="raw"
     )
-    found = diagnostics.conditional_mean_error(
-        curved, images, windows=SomeWindows(10), n_samples=200
-    )
+    found = diagnostics.conditional_mean_error(curved, images, windows=10, n_samples=200)
     assert found.beyond_sampling == pytest.approx(48 * Noise.spread**2, rel=0.05)
 
 
@@ -226,7 +222,7 @@ def test_windows_and_targets_that_are_not_given(classifier, images):
         pda, images, classifier(images).argmax(1), generator=torch.Generator().manual_seed(0)
     )
     torch.testing.assert_close(first.efficient, named.efficient)
-    assert len(error_of(pda, images, 0, windows=SomeWindows(10_000)).corners) == 6 * 8
+    assert len(error_of(pda, images, 0, windows=10_000).corners) == 6 * 8
     grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([2 * 8 + 5])
     assert error_of(pda, images, 0, windows=grid).corners.tolist() == [[2, 5]]
 
@@ -240,7 +236,8 @@ def test_convergence_of_a_linear_model_is_that_of_a_mean(images):
         EfficientPDA(model, prior=Noise(), output="raw"),
         images[:1],
         target=1,
-        windows=SomeWindows(corners=[(1, 2)], sliding_window_shapes=4),
+        windows=[(1, 2)],
+        sliding_window_shapes=4,
         n_samples=64,
         repeats=150,
     )
@@ -278,7 +275,8 @@ def test_activations_of_a_linear_layer_have_their_closed_form():
         EfficientPDA(model, prior=Noise()),
         image,
         model[1],
-        windows=SomeWindows(1, sliding_window_shapes=4),
+        windows=1,
+        sliding_window_shapes=4,
         n_samples=4000,
     )
     sigma = Noise.spread * model[1].weight.detach().norm(dim=1)
@@ -292,8 +290,7 @@ def test_activations_of_a_linear_layer_have_their_closed_form():
 
 def test_activations_are_those_of_the_layer(classifier, images):
     image, layer = images[:1], classifier[4]
-    windows = SomeWindows(corners=[(2, 3)], sliding_window_shapes=4)
-    settings = {"windows": windows, "n_samples": 3}
+    settings = {"windows": [(2, 3)], "sliding_window_shapes": 4, "n_samples": 3}
     pda = EfficientPDA(classifier, prior=Noise())
     outputs = diagnostics.activation_statistics(pda, image, layer, **settings)
     inputs = diagnostics.activation_statistics(pda, image, layer, of="input", **settings)

@@ -23,9 +23,7 @@ def group(tmp_path):
     "diagnose",
     [
         lambda pda, image: diagnostics.algorithm_agreement(pda, image, strides=4, n_samples=2),
-        lambda pda, image: diagnostics.conditional_mean_error(
-            pda, image, windows=diagnostics.SomeWindows(2)
-        ),
+        lambda pda, image: diagnostics.conditional_mean_error(pda, image, windows=2),
         lambda pda, image: diagnostics.activation_statistics(
             pda, image, pda.forward_func[0], n_samples=2
         ),

@@ -33,7 +33,7 @@ def test_the_gain_of_every_fill_is_the_oracles(output, images):
         images,
         relevance,
         targets,
-        fills={"mean": diagnostics.MeanFill(), "linear": weighted_means, "black": black},
+        fills={"mean": diagnostics.mean_fill, "linear": weighted_means, "black": black},
         n_steps=6,
         output=output,
     )
@@ -96,7 +96,7 @@ def test_where_nothing_is_seen_stands_the_mean_colour(shape):
 def test_noise_is_small_the_same_each_time_and_leaves_the_random_state(images):
     state = torch.get_rng_state()
     seen = torch.ones(1, 9, 11, dtype=torch.bool)
-    first, second = (diagnostics.LinearFill(0.1)(images[0], seen) for _ in range(2))
+    first, second = (diagnostics.linear_fill(images[0], seen, 0.1) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(torch.get_rng_state(), state)
     noise = first[0] - images[0]
@@ -104,7 +104,7 @@ def test_noise_is_small_the_same_each_time_and_leaves_the_random_state(images):
 
 
 def test_a_prior_fills_with_what_it_has_where_nothing_is_seen(classifier, images):
-    fills = {"prior": diagnostics.PriorFill(ConstantPrior(0.0)), "black": black}
+    fills = {"prior": diagnostics.prior_fill(ConstantPrior(0.0)), "black": black}
     found = diagnostics.symmetric_relevance_gain(
         classifier, images, some_map(images), fills=fills, n_steps=4
     )
