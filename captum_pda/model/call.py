@@ -232,7 +232,7 @@ class ModelCall:
         largest = self.inputs[0].flatten(1).abs().amax(dim=1)
         largest[n_rows - 1 : n_rows] = math.inf
         faintest = int(largest.argmin())
-        differ = torch.zeros(len(largest), dtype=torch.int64)
+        differ = torch.zeros(len(largest), dtype=torch.int64, device="cpu")
         for each, is_row in list(zip(self._arguments, self._is_row, strict=True))[
             len(self.inputs) :
         ]:
