@@ -1,9 +1,13 @@
-"""Every code block of README and site runs as it stands, and recipes are short."""
+"""Every code block and every command of README and site runs as it stands."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ import torch
 from torch import nn
 
 import captum_pda
+from captum_pda.cli.main import make_parser
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(path for path in (ROOT / "docs/recipes").glob("*.md") if path.stem != "index")
@@ -77,11 +82,6 @@ def test_the_code_about_many_images_runs_as_it_stands(tmp_path, monkeypatch):
             torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_a_recipe_is_short(page):
-    assert len([line for line in program(page).splitlines() if line.strip()]) < 60
-
-
 def test_every_recipe_is_in_the_list():
     index = (ROOT / "docs/recipes/index.md").read_text()
     assert all(f"({page.name})" in index for page in RECIPES)
@@ -101,3 +101,65 @@ def test_every_public_name_is_explained_with_an_example(name):
     explains_itself = isinstance(value, type) and issubclass(value, Exception)
     if not explains_itself and not isinstance(value, type(captum_pda)):
         assert "Example::" in text or ">>>" in text
+
+
+def commands_of_pages():
+    """The command lines of all pages, without their comments."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                for command in line.partition("#")[0].split(" && "):
+                    if "captum-pda " in command and "$" not in command:
+                        words = shlex.split(command)
+                        yield words[words.index("captum-pda") + 1 :]
+
+
+def test_the_commands_of_pages_are_understood():
+    commands = list(commands_of_pages())
+    assert len(commands) > 10
+    for words in commands:
+        make_parser().parse_args(words)  # ends with its usage where it is wrong
+
+
+BENCHMARKS = sorted(
+    path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
+)
+#: Each command line once, without its comment.
+BENCHMARK_COMMANDS = sorted(
+    {
+        command.strip()
+        for page in (
+            *BENCHMARKS,
+            *(ROOT / "benchmarks").glob("*.md"),
+            *(ROOT / "docs").glob("*.md"),
+            ROOT / "README.md",
+            ROOT / "CONTRIBUTING.md",
+        )
+        for command in re.findall(r"python (benchmarks/\w+\.py[^\n`#|]*)", page.read_text())
+    }
+)
+
+
+def test_every_benchmark_prints_how_to_run_it():
+    named = {command.split()[0] for command in BENCHMARK_COMMANDS}
+    assert named == {f"benchmarks/{path.name}" for path in BENCHMARKS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # tests/benchmarks makes a whole tiny league table.
+    "command",
+    [command for command in BENCHMARK_COMMANDS if "faithfulness.py" not in command],
+)
+def test_a_benchmark_command_runs(command):
+    done = subprocess.run(
+        [sys.executable, *command.split(), "--tiny"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

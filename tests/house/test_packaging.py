@@ -10,6 +10,7 @@ import captum_pda
 from captum_pda import __version__
 
 ROOT = Path(__file__).parents[2]
+PROJECT = (ROOT / "pyproject.toml").read_text()
 RUN = (ROOT / ".ci" / "run").read_text()
 WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
 
@@ -17,7 +18,7 @@ WORKFLOW = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
 @pytest.fixture(scope="module")
 def project():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return tomllib.loads(PROJECT)["project"]
 
 
 def names(requirements):
@@ -60,7 +61,7 @@ def test_this_python_is_promised(project):
 
 def test_every_room_has_its_place_in_the_order_of_imports():
     """import-linter runs in CI; here only that no room was forgotten, nor a word left behind."""
-    layers = (ROOT / "pyproject.toml").read_text().partition("layers = [")[2].partition("]")[0]
+    layers = PROJECT.partition("layers = [")[2].partition("]")[0]
     named = set(re.findall(r"\w+", layers))
     rooms = {
         path.stem
@@ -75,3 +76,17 @@ def test_dir_shows_the_public_names_only():
     rooms = {"atlas", "report", "visualization"}
     assert set(dir(captum_pda)) == {*captum_pda.__all__, *rooms}
     assert all(getattr(captum_pda, name) is not None for name in dir(captum_pda))
+
+
+def test_promised_versions_are_the_tested_ones():
+    pins = (ROOT / "tests/oldest-versions.txt").read_text()
+    dependencies, _, rest = PROJECT.partition("\ndependencies = [")[2].partition("]")
+    promised = re.findall(r'"([\w-]+)>=([\d.]+)"', dependencies)
+    # What the command and the tests need besides.
+    promised += re.findall(r'"(pillow|scikit-image|torchvision)>=([\d.]+)"', rest)
+    assert len(promised) > 8
+    pinned, promised = (
+        {name: version.removesuffix(".0") for name, version in pairs}
+        for pairs in (re.findall(r"^([\w-]+)==([\d.]+)$", pins, re.MULTILINE), promised)
+    )
+    assert pinned == promised

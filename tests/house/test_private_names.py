@@ -1,10 +1,14 @@
-"""What is taken from PyTorch without its promise: when a name moves, its own test says so."""
+"""Private names of Captum and PyTorch stand in two files; when one moves, its own test says so."""
 
 import ast
+import importlib
+import inspect
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
+from captum.attr import GradientAttribution, PerturbationAttribution
 
 import captum_pda
 from captum_pda import _torch
@@ -37,19 +41,19 @@ def private_names_of_others(source, own):
         elif isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
             for name in [a.name if module is None else f"{module}.{a.name}" for a in node.names]:
-                if not name.startswith("captum") and any(map(is_private, name.split("."))):
+                if not name.startswith("captum_pda") and any(map(is_private, name.split("."))):
                     yield name
 
 
-def test_nothing_else_knows_of_pytorchs_private_names():
+def test_nothing_else_knows_of_private_names():
     own = set(names_of_its_own())
     elsewhere = {
         (str(file.relative_to(PACKAGE)), name)
         for file in PACKAGE.rglob("*.py")
-        if file.name != "_torch.py"
+        if file.name not in ("_torch.py", "_captum.py")
         for name in set(private_names_of_others(file.read_text(), own)) - STANDARD_LIBRARY
     }
-    assert not elsewhere, f"private names belong in captum_pda/_torch.py: {sorted(elsewhere)}"
+    assert not elsewhere, f"they belong in _torch.py or _captum.py: {sorted(elsewhere)}"
 
 
 def test_the_version_counts_writes_through_views():
@@ -83,3 +87,35 @@ def test_the_default_store_counts(tmp_path):
         assert store.add("captum_pda", 3) == 5
     finally:
         dist.destroy_process_group()
+
+
+TAKEN = sorted(
+    (node.module, alias.name)
+    for node in ast.walk(ast.parse((PACKAGE / "_captum.py").read_text()))
+    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "captum"
+    for alias in node.names
+)
+
+
+@pytest.mark.parametrize(("module", "name"), TAKEN)
+def test_the_name_is_where_it_was(module, name):
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        pytest.fail(f"Captum has no module {module} any more; {name} in _captum.py came from it")
+    assert hasattr(found, name), f"Captum moved {module}.{name}; _captum.py needs it"
+
+
+@pytest.mark.parametrize("base", [GradientAttribution, PerturbationAttribution])
+def test_the_base_classes_keep_the_model_and_have_a_name(base):
+    assert [*inspect.signature(base.__init__).parameters][:2] == ["self", "forward_func"]
+    model = torch.nn.Identity()
+    assert base(model).forward_func is model
+    assert isinstance(base.get_name(), str)
+
+
+def test_gradient_func_differentiates_a_function_of_its_inputs():
+    x = torch.tensor([[3.0], [4.0]], requires_grad=True)
+    gradient_func = GradientAttribution(torch.nn.Identity()).gradient_func
+    (gradient,) = gradient_func(lambda x, gain: (gain * x**2).sum(1), (x,), None, (2,))
+    torch.testing.assert_close(gradient, 4 * x.detach())
