@@ -67,7 +67,13 @@ class EmptyContext:
         their contents (W, C, *box)."""
         if hasattr(self._prior, "seen_alone"):
             boxes, contents = self._prior.seen_alone(example, windows)
-            return boxes, contents
+            expected = (len(windows), len(example), *boxes.window)
+            if tuple(contents.shape) != expected:
+                raise ValueError(
+                    f"the prior's seen_alone gave contents of shape {tuple(contents.shape)}, where "
+                    f"(windows, channels, *box) is {expected}"
+                )
+            return boxes, contents.to(example.dtype)
         return pasted(example, self.nothing_seen(example), windows)
 
     def around_sets(self, example: Tensor) -> Tensor:

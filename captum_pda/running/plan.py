@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -27,45 +28,33 @@ from captum_pda.running.sampling import Sampling, StoppingRule
 Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there."""
+class Place(EmptyContext):
+    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
 
-    name: str  #: "input", or the name of the layer.
-    call: Call  #: The model as a function of the tensors that are changed here.
-    engine: Engine  #: Runs the copies.
-    prior: Any  #: What could stand in a region; None is the default prior.
-    needs: str  #: The prior's method that ``fill`` calls.
-    fill: Fill  #: The method's way to fill regions from the prior.
+    Args:
+        name: "input", or the name of the layer.
+        call: the model as a function of the tensors that are changed here.
+        engine: runs the copies.
+        prior: what could stand in a region; None is the default prior.
+        needs: the prior's method that ``fill`` calls.
+        fill: the method's way to fill regions from the prior.
+    """
+
+    def __init__(
+        self, name: str, call: Call, engine: Engine, prior: Any, needs: str, fill: Fill
+    ) -> None:
+        super().__init__(prior)
+        self.name, self.call, self.engine = name, call, engine
+        self.prior, self.needs, self.fill = prior, needs, fill
 
     def drawn(self, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
         """What is put in the place of regions of an example (C, *space), (S, W, C, *window)."""
         fills = self.fill(prior_for(self.prior, self.needs), example, windows, sampling)
         return checked_fills(fills, example, windows, sampling.n_samples)
 
-    def nothing_seen(self, example: Tensor) -> Tensor:
-        """An example (C, *space) with nothing seen of it."""
-        return EmptyContext(self.prior).nothing_seen(example)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region with nothing else seen: boxes and their contents, (W, C, *box)."""
-        boxes, contents = EmptyContext(self.prior).seen_alone(example, windows)
-        expected = (len(windows), len(example), *boxes.window)
-        if tuple(contents.shape) != expected:
-            raise ValueError(
-                f"the prior's seen_alone gave contents of shape {tuple(contents.shape)}, where "
-                f"(windows, channels, *box) is {expected}"
-            )
-        return boxes, contents.to(example.dtype)
-
-    def seen_together(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each set of regions with nothing else seen: boxes and their contents, (W, C, *space)."""
-        return EmptyContext(self.prior).seen_together(example, windows)
-
     def among_others(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
         """Each random set of regions, with all else faint, as ``seen_together``."""
-        empty = EmptyContext(self.prior)
-        return empty.seen_together(example, windows, empty.around_sets(example))
+        return self.seen_together(example, windows, self.around_sets(example))
 
 
 def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
@@ -101,6 +90,15 @@ class Part:
         """The model's outputs for changed copies (rows, C, *space) of an example."""
         return self.place.call.for_example(example, self.tensor)(copies)
 
+    @property
+    def shared_labels(self) -> frozenset[int]:
+        """Labels of a mask that masks of other tensors have too: as in Captum, they are one
+        feature, which is hidden in all tensors at once. By itself, a region is seen in one."""
+        if not self.context.removes or not isinstance(self.place.call, ModelCall):
+            return frozenset()
+        shared: frozenset[int] = getattr(self.regions, "shared", frozenset())
+        return shared
+
     def without(self, example: int, labels: Sequence[int], sampling: Sampling) -> Tensor:
         """Copies of an example without each of some features of a mask, (labels x S, C, *space)."""
         values = self.values[example]
@@ -118,19 +116,11 @@ class Part:
         return copies.flatten(0, 1)
 
 
-def shared_labels(part: Part) -> frozenset[int]:
-    """Labels of a part's mask that masks of other tensors have too: as in Captum, they are one
-    feature, which is hidden in all tensors at once. By itself, a region is seen in one tensor."""
-    if not part.context.removes or not isinstance(part.place.call, ModelCall):
-        return frozenset()
-    shared: frozenset[int] = getattr(part.regions, "shared", frozenset())
-    return shared
-
-
 def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
     """The regions of a place in each context; ``arguments`` are those of ``choose_regions``."""
     # Sets of regions change the whole input, where no other engine has less to do.
-    densely = replace(place, engine=DenseEngine())
+    densely = copy(place)
+    densely.engine = DenseEngine()
     return tuple(
         Part(densely if isinstance(each, RandomSets) else place, tensor, each, CONTEXTS[context])
         for context, sets in choose_regions(place.call.inputs, **arguments).items()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -39,7 +40,7 @@ from captum_pda.model.call import ModelCall
 from captum_pda.model.measures import Measure
 from captum_pda.priors import prior_settings
 from captum_pda.regions.protocol import Integers, Regions, Windows
-from captum_pda.running.plan import Place, Plan, groups, shared_labels
+from captum_pda.running.plan import Place, Plan, groups
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
 #: Fill values held at once. Chunks depend on nothing but the plan, so that the same seed gives
@@ -93,8 +94,7 @@ class Run:
         """Which engine ran the most regions, and why, with all audits."""
         if not self.reports:
             return None
-        _, report = max(self.reports, key=itemgetter(0))
-        return report.with_audit(self.audit)
+        return max(self.reports, key=itemgetter(0))[1].with_audit(self.audit)
 
     def known_by_all(self) -> list[RegionScores]:
         """What any rank knows of each part, NaN for regions that none has run."""
@@ -137,48 +137,47 @@ class Run:
         }
         # Before any batch is halved on one rank only: all must agree on who runs what.
         chunks = {
-            (number, example): self._chunks(number, example, batch_sizes)
-            for number in range(len(parts))
+            (number, example): self._chunks(number, example, batch_sizes[part.place])
+            for number, part in enumerate(parts)
             for example in examples
         }
-        labels = self._own_shared()
+        n_regions = {
+            key: sum(map(len, (b for c in own for b in c.blocks))) for key, own in chunks.items()
+        }
+        # This rank's share of the features that masks of several tensors have in common.
+        shared = sorted({label for part in parts for label in part.shared_labels})
+        labels = shared[self.ranks.rank :: self.ranks.count]
         n_passes = len(labels) * self.sampling.n_samples * len(examples)
-        for (number, _), own in chunks.items():
-            n_passes += self.sampling.in_context(parts[number].context).n_samples * _n_regions(own)
-        # What follows a layer takes little time beside the whole model.
-        n_short = sum(
-            _n_regions(own)
-            for (number, _), own in chunks.items()
-            if parts[number].place.name != "input" and parts[0].place.name == "input"
-        )
+        n_short = 0  # what follows a layer takes little time beside the whole model
+        for (number, _), n_own in n_regions.items():
+            n_passes += self.sampling.in_context(parts[number].context).n_samples * n_own
+            if parts[number].place.name != "input" and parts[0].place.name == "input":
+                n_short += n_own
         with ProgressBar(n_passes, self.title, self.ranks.rank == 0, n_short=n_short) as bar:
             # Random sets first: each takes a whole pass, so the time that is left is not told too
             # short by windows of which only a part is computed.
             in_order = sorted(groups(parts), key=lambda own: not parts[own[0]].context.in_sets)
-            for numbers in in_order:
+            for numbers, example in product(in_order, examples):
                 place = parts[numbers[0]].place
-                for example in examples:
-                    of_part = {number: chunks[number, example] for number in numbers}
-                    n_regions = sum(map(_n_regions, of_part.values()))
-                    if n_regions == 0:
-                        continue  # all of them are another rank's
-                    try:
-                        audit = self._run_example(example, of_part, batch_sizes[place], bar.update)
-                    finally:
-                        # A feature map that is asked beside the input runs from its layer on,
-                        # whatever the engine.
-                        report = getattr(place.engine, "report", None)
-                        if place is parts[0].place and isinstance(report, EngineReport):
-                            self.reports.append((n_regions, report))
-                    self.audits.append(audit)
-                    if not audit.agrees:
-                        return
+                n_own = sum(n_regions[number, example] for number in numbers)
+                if n_own == 0:
+                    continue  # all of them are another rank's
+                of_part = {number: chunks[number, example] for number in numbers}
+                try:
+                    audit = self._run_example(example, of_part, batch_sizes[place], bar.update)
+                finally:
+                    # A feature map that is asked beside the input runs from its layer on, whatever
+                    # the engine.
+                    report = getattr(place.engine, "report", None)
+                    if place is parts[0].place and isinstance(report, EngineReport):
+                        self.reports.append((n_own, report))
+                self.audits.append(audit)
+                if not audit.agrees:
+                    return
             for example in examples if labels else ():
                 self._run_shared(example, labels, batch_sizes, bar.update)
 
-    def _chunks(
-        self, number: int, example: int, batch_sizes: dict[Place, BatchSize]
-    ) -> list[Chunk]:
+    def _chunks(self, number: int, example: int, batch_size: BatchSize) -> list[Chunk]:
         """This rank's regions of a part of one example."""
         part = self.plan.parts[number]
         n_samples = self.sampling.in_context(part.context).n_samples
@@ -187,9 +186,9 @@ class Run:
             example,
             values_per_pixel=n_samples * part.values.shape[1],
             at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
-            in_batch=max(1, batch_sizes[part.place].rows_for(part.values[:1]) // n_samples),
+            in_batch=max(1, batch_size.rows_for(part.values[:1]) // n_samples),
             ranks=self.ranks,
-            left_out=shared_labels(part),
+            left_out=part.shared_labels,
         )
 
     def _run_example(
@@ -199,8 +198,8 @@ class Run:
         batch_size: BatchSize,
         advance: Advance,
     ) -> Audit:
-        """Run this rank's regions of an example, all sizes on one prepared engine. ``chunks`` are
-        those of parts of one place, tensor and context, by their numbers."""
+        """Run this rank's regions of an example: ``chunks`` of parts of one place, tensor and
+        context, by their numbers, on one prepared engine."""
         part = self.plan.parts[next(iter(chunks))]
         place, context, values = part.place, part.context, part.values[example]
         engine = DenseEngine() if self.densely else place.engine
@@ -212,6 +211,7 @@ class Run:
         explained = self.plan.explained
         sampling = self.sampling.in_context(context)
         enough = partial(sampling.stopping.enough, example) if sampling.stopping else None
+        read = explained.for_example(example)
         for number, own in chunks.items():
             for windows, members, blocks in own:
                 boxes, fills = context.changed(
@@ -220,18 +220,12 @@ class Run:
                 numbers = torch.from_numpy(members).to(fills.device)
                 for block in blocks:
                     some = slice(block.start, block.stop)
-                    read = explained.for_example(example)
                     for finished, samples in score_regions(
                         prepared, boxes[some], fills[:, some], read, advance, enough
                     ):
                         regions = numbers[finished + block.start]
                         self.known[number].put(example, regions, samples, explained.kind)
         return audit_of(prepared)
-
-    def _own_shared(self) -> list[int]:
-        """This rank's share of the features that masks of several tensors have in common."""
-        labels = {label for part in self.plan.parts for label in shared_labels(part)}
-        return sorted(labels)[self.ranks.rank :: self.ranks.count]
 
     def _run_shared(
         self,
@@ -241,7 +235,7 @@ class Run:
         advance: Advance,
     ) -> None:
         """Run features that masks of several tensors share, hidden in all of them at once."""
-        parts = [(n, part) for n, part in enumerate(self.plan.parts) if shared_labels(part)]
+        parts = [(n, part) for n, part in enumerate(self.plan.parts) if part.shared_labels]
         n_samples, explained = self.sampling.n_samples, self.plan.explained
         first = parts[0][1]
         call = cast(ModelCall, first.place.call)
@@ -275,11 +269,6 @@ class Chunk(NamedTuple):
     windows: Windows
     members: Integers
     blocks: Sequence[range]
-
-
-def _n_regions(chunks: list[Chunk]) -> int:
-    """How many regions are this rank's."""
-    return sum(len(block) for chunk in chunks for block in chunk.blocks)
 
 
 def rank_chunks(
@@ -388,9 +377,6 @@ LONG_SECONDS = 60.0
 #: Seconds over which passes are measured before their cost is told.
 MEASURED_SECONDS = 1.0
 
-#: Whether this process was told that a run is long; it needs to know only once.
-_was_told = False
-
 
 class ProgressBar(tqdm):  # type: ignore[misc]
     """Counts forward passes.
@@ -398,10 +384,12 @@ class ProgressBar(tqdm):  # type: ignore[misc]
     Args:
         total: how many passes there are.
         title: the bar's title; None shows no bar.
-        warns: whether to warn of a long run where no bar is shown.
+        warns: whether to warn of a long run where no bar is shown, once in a process.
         clock: tells the time in seconds.
         n_short: how many passes at the end take far less time than the others.
     """
+
+    was_told = False  #: Whether this process was told that a run is long.
 
     def __init__(
         self,
@@ -411,13 +399,10 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         clock: Callable[[], float] = time.perf_counter,
         n_short: int = 0,
     ) -> None:
-        self._n_short = n_short
-        self._title = title
+        self._n_passes, self._n_short, self._title = total, n_short, title
         self._warns = warns and title is None
         self._clock = clock
-        self._n_passes = total
-        self._n_done = 0
-        self._start = clock()
+        self._n_done, self._start = 0, clock()
         #: When the first batch was done, and its passes: it also does what is done only once.
         self._measured_from: tuple[float, int] | None = None
         # No time yet: a model's first pass may take far longer than those that follow.
@@ -434,8 +419,13 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             n_long = max(0, self._n_passes - self._n_short - self._n_done)
             seconds = now - self._start + per_pass * n_long
             self.expect(seconds, refresh=False)
-            if self._warns and seconds > LONG_SECONDS:
-                _warn_once(self._n_passes, seconds)
+            if self._warns and seconds > LONG_SECONDS and not type(self).was_told:
+                type(self).was_told = True
+                warn_user(
+                    f"this will take a while: {costs(self._n_passes, seconds)}. Pass "
+                    "show_progress=True to watch it, and larger strides or fewer sizes for fewer "
+                    "passes. This is said once."
+                )
             self._warns = False
         shown: bool | None = super().update(n)
         return shown
@@ -456,13 +446,3 @@ def costs(n_passes: int, seconds: float) -> str:
         if seconds < 120 * length:
             return f"{passes}, about {seconds / length:.0f} {unit}"
     return f"{passes}, about {seconds / 3600:.0f} h"
-
-
-def _warn_once(n_passes: int, seconds: float) -> None:
-    global _was_told
-    if not _was_told:
-        _was_told = True
-        warn_user(
-            f"this will take a while: {costs(n_passes, seconds)}. Pass show_progress=True to "
-            "watch it, and larger strides or fewer sizes for fewer passes. This is said once."
-        )

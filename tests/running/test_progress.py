@@ -8,7 +8,6 @@ import warnings
 import pytest
 from conftest import make_convolutional, make_images
 
-import captum_pda.running.run as progress
 from captum_pda import ConstantPrior, EfficientPDA
 from captum_pda.running.run import ProgressBar, costs
 
@@ -23,7 +22,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_was_told", False)
+    monkeypatch.setattr(ProgressBar, "was_told", False)
 
 
 @pytest.mark.parametrize(
