@@ -1,7 +1,7 @@
 """Everything taken from Captum, in one place: the only file that imports its private helpers."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -53,21 +53,30 @@ ELSEWHERE = {
     "is no convergence delta",
     "show_progress": "one pass explains all windows at once",
     "stdevs": "wrap the method: captum.attr.NoiseTunnel(method).attribute(...)",
+    "target": "evidence holds every output; ask it for one, evidence.attribution(target)",
     "windows": "regions=grid.pick([...]) takes some windows only",
 }
 
 
+def refuse_unknown(method: Callable[..., Any], owner: object, given: Iterable[str]) -> None:
+    """Answer an argument that a method does not have with what says the same here."""
+    known = inspect.signature(method).parameters
+    for name in given:
+        if name not in known:
+            listed = ", ".join(each for each in known if each != "self")
+            raise TypeError(
+                f"{type(owner).__name__}.{method.__name__} has no argument {name}: "
+                f"{ELSEWHERE.get(name, f'it takes {listed}')}"
+            )
+
+
 def captum_method(method: Callable[P, R]) -> Callable[P, R]:
     """Log the use of ``attribute`` as Captum's methods do, and answer their arguments with ours."""
-    known = inspect.signature(method).parameters
     logged: Callable[P, R] = log_usage(part_of_slo=True)(method)
 
     @wraps(method)
     def attribute(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs:
-            if name not in known and name in ELSEWHERE:
-                owner = type(args[0]).__name__
-                raise TypeError(f"{owner}.attribute has no argument {name}: {ELSEWHERE[name]}")
+        refuse_unknown(method, args[0], kwargs)
         return logged(*args, **kwargs)
 
     return attribute

@@ -23,6 +23,7 @@ from captum_pda._captum import (
     captum_method,
     method_repr,
     readable_name,
+    refuse_unknown,
 )
 from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
@@ -91,6 +92,7 @@ def without_target(
     def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
         @wraps(method)
         def taking(*args: Any, **kwargs: Any) -> Result:
+            refuse_unknown(taking, args[0], kwargs)
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             return method(given.arguments.pop("self"), given.arguments)

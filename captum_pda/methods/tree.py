@@ -27,7 +27,7 @@ from captum_pda.evidence.together import meaning
 from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
-from captum_pda.model.inputs import check_choice, check_count
+from captum_pda.model.inputs import attribution_dtype, check_choice, check_count
 from captum_pda.model.measures import Measure, signed
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import PatchPrior
@@ -263,41 +263,41 @@ class TreePDA(PerturbationPDA):
             )
         (images,) = call.inputs
         regions = _leaves(images, mask, given["superpixels"])
-        with evaluation_mode(self.forward_func):
-            outputs = call.unperturbed()
-        explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
-        seen = explained.scores(outputs)
-        asker = Asker(self._place(call), explained, seen, Sampling(), rows)
-        quantity = self._measured(explained).quantity(None)
-        n_passes = n_evaluations * len(images)
+        n_passes, context = n_evaluations * len(images), FILLS[self.fill]
         title = self.get_name() if given["show_progress"] else None
         trees: list[OwenTree] = []
-        try:
-            with ProgressBar(n_passes, title, warns=True) as bar:
-                if title is not None:
-                    half = torch.zeros(images.shape[2:], dtype=torch.bool, device="cpu")
-                    half[: -(-len(half) // 2)] = True
-                    bar.expect(asker.seconds_per_pass(0, half, FILLS[self.fill]) * n_passes)
-                for example in range(len(images)):
-                    tree = _tree_of(images, regions, example, nested)
+        with evaluation_mode(self.forward_func):
+            outputs = call.unperturbed()
+            explained = ExplainedOutputs.of_target(self.output_kind, outputs, given["target"])
+            seen = explained.scores(outputs)
+            asker = Asker(self._place(call), explained, seen, Sampling(), rows)
+            quantity = self._measured(explained).quantity(None)
+            try:
+                with ProgressBar(n_passes, title, warns=True) as bar:
+                    if title is not None:
+                        half = torch.zeros(images.shape[2:], dtype=torch.bool, device="cpu")
+                        half[: -(-len(half) // 2)] = True
+                        bar.expect(asker.seconds_per_pass(0, half, context) * n_passes)
+                    for example in range(len(images)):
+                        tree = _tree_of(images, regions, example, nested)
 
-                    def ask(leaves: list[Pixels], number: int, tree: RegionTree) -> list[float]:
-                        hidden = torch.from_numpy(np.stack([~tree.pixels(each) for each in leaves]))
-                        scores = asker.hidden(number, hidden, FILLS[self.fill], None, bar)
-                        return [float(value) for value in quantity(scores)[0]]
+                        def ask(leaves: list[Pixels], n: int, tree: RegionTree) -> list[float]:
+                            hidden = np.stack([~tree.pixels(each) for each in leaves])
+                            scores = asker.hidden(n, torch.from_numpy(hidden), context, None, bar)
+                            return [float(value) for value in quantity(scores)[0]]
 
-                    own = partial(ask, number=example, tree=tree)
-                    refine(tree, own, n_evaluations, self.measure.unit, trees)
-                    if not np.isfinite(trees[-1].map).all():
-                        raise NonFiniteOutputError(
-                            "the model returned NaN or infinity for some parts of the tree; check "
-                            "the prior's fills and the model's precision",
-                            None,
-                        )
-        except BaseException as error:
-            if trees:
-                attach_result(error, result(call, trees))
-            raise
+                        own = partial(ask, n=example, tree=tree)
+                        refine(tree, own, n_evaluations, self.measure.unit, trees)
+                        if not np.isfinite(trees[-1].map).all():
+                            raise NonFiniteOutputError(
+                                "the model returned NaN or infinity for some parts of the tree; "
+                                "check the prior's fills and the model's precision",
+                                None,
+                            )
+            except BaseException as error:
+                if trees:
+                    attach_result(error, result(call, trees))
+                raise
         return result(call, trees)
 
 
@@ -408,5 +408,7 @@ def _attributions(call: ModelCall, trees: list[OwenTree]) -> Any:
     maps = torch.full((len(like), *like.shape[2:]), torch.nan, dtype=torch.float64, device="cpu")
     for number, tree in enumerate(trees):
         maps[number] = torch.from_numpy(tree.map)
-    values = to_attribution((maps / like.shape[1]).to(torch.float32).to(like.device), like)
+    values = to_attribution(
+        (maps / like.shape[1]).to(attribution_dtype(like)).to(like.device), like
+    )
     return format_output(call.is_tuple, (values,))

@@ -73,12 +73,11 @@ class _Borrowed:
         new = [module for module in root.modules() if module not in self.modules]
         self.modules.update(dict.fromkeys(new))
         with _lock:
-            for module in new:
-                is_training = module in _borrowers or getattr(module, "training", False)
-                if is_training and module not in fixed:
-                    _borrowers[module] = _borrowers.get(module, 0) + 1
-                    module.training = False
-                    self._were_training.append(module)
+            left = {each for each in new if getattr(each, "training", False)} - fixed
+            for module in [each for each in new if each in left or each in _borrowers]:
+                _borrowers[module] = _borrowers.get(module, 0) + 1
+                module.training = False
+                self._were_training.append(module)
         with torch.no_grad():
             self._buffers += [
                 (module, name, buffer, buffer.clone())
@@ -86,7 +85,7 @@ class _Borrowed:
                 for name, buffer in module.named_buffers(recurse=False)
                 if type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
             ]
-        if not self._has_warned and any(map(_differs_in_training, self._were_training)):
+        if not self._has_warned and any(map(_differs_in_training, left)):
             self._has_warned = True
             warn_user(
                 "the model is in training mode, where its predictions are random or depend on "

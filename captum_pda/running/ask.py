@@ -80,7 +80,8 @@ class Asker:
 
     def __call__(self, example: int, copies: Tensor) -> Tensor:
         """The scores of changed copies (rows, C, *space) of an example, (rows, columns)."""
-        found = self._finished(self._numbers[example], copies.unsqueeze(0))
+        with evaluation_mode(self.call.forward_func):
+            found = list(self._finished(self._numbers[example], copies.unsqueeze(0)))
         return torch.cat([scores for _, scores in found])
 
     @torch.no_grad()
@@ -142,7 +143,7 @@ class Asker:
                 bar.expect(seconds * len(new) * n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
-            with nullcontext() if bar is progress else bar:
+            with nullcontext() if bar is progress else bar, evaluation_mode(self.call.forward_func):
                 for key in [key for key, mask in new.items() if not mask.any()]:
                     found[key] = self.seen[number].expand(n_samples, -1)
                     del new[key]
@@ -172,10 +173,9 @@ class Asker:
         boxes = PlacedWindows(space, space, np.zeros((copies.shape[1], len(space)), np.int64))
         forward, read = self.call.for_example(number, 0), self.explained.for_example(number)
         prepared = DenseEngine().prepare(forward, values, self._batch_size)
-        with evaluation_mode(self.call.forward_func):
-            for places, samples in score_regions(prepared, boxes, copies, read, advance):
-                if len(samples) == len(copies):
-                    yield from zip(places.tolist(), samples.unbind(1), strict=True)
+        for places, samples in score_regions(prepared, boxes, copies, read, advance):
+            if len(samples) == len(copies):
+                yield from zip(places.tolist(), samples.unbind(1), strict=True)
 
     def _copies(
         self, number: int, hidden: Tensor, context: str, where: Bounds | None, sampling: Sampling

@@ -28,9 +28,17 @@ def test_arguments_of_other_methods_are_answered_with_ours(method, argument, our
         pda.attribute(images, 1, **{argument: 1})
 
 
-def test_an_argument_that_nobody_has_is_pythons_error(method, images):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'strids'"):
+def test_an_argument_that_nobody_has_is_answered_with_those_there_are(method, images):
+    with pytest.raises(TypeError, match=r"attribute has no argument strids: it takes .*strides"):
         method(make_classifier()).attribute(images, 1, strids=2)
+
+
+@pytest.mark.parametrize(
+    ("argument", "ours"), [("target", "attribution.target"), ("baselines", "prior=")]
+)
+def test_arguments_that_evidence_lacks_are_answered_too(argument, ours, images):
+    with pytest.raises(TypeError, match=f"PDA.evidence has no argument {argument}: .*{ours}"):
+        PDA(make_classifier()).evidence(images, **{argument: 1})
 
 
 @pytest.mark.parametrize(

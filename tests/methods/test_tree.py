@@ -57,6 +57,7 @@ def test_the_map_adds_up_to_the_total_whatever_the_passes(n_evaluations, output)
         assert float(found[number].sum()) == pytest.approx(total, abs=1e-4)
         tree = pda.tree(images[number : number + 1], target=1, n_evaluations=n_evaluations)
         assert tree.total == pytest.approx(total, abs=1e-4)
+        assert float(found[number].sum()) == pytest.approx(tree.total, abs=1e-12)
         assert tree.n_evaluations <= n_evaluations or n_evaluations == 2
 
 
@@ -179,3 +180,15 @@ def test_the_bar_says_how_many_passes(capsys):
         make_images(1, 3, 8, 9), target=0, n_evaluations=20, show_progress=True
     )
     assert "Tree PDA: 20 passes" in capsys.readouterr().err
+
+
+def test_a_model_left_in_training_mode_is_told_once():
+    model = nn.Sequential(make_classifier(), nn.Dropout(0.5)).train()
+    image = make_images(2, 3, 16, 18)
+    with pytest.warns(UserWarning, match="in training mode") as caught:
+        found = TreePDA(model).attribute(image, target=1, n_evaluations=40)
+    assert len(caught) == 1
+    assert all(module.training for module in model.modules())
+    torch.testing.assert_close(
+        found, TreePDA(model.eval()).attribute(image, target=1, n_evaluations=40)
+    )
