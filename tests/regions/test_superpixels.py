@@ -1,8 +1,10 @@
 """Superpixels: regions that follow each example, and when they are the default."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_classifier, make_images
+from scipy.ndimage import label
 from torch import nn
 
 from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, MapMeanPrior, Superpixels
@@ -37,11 +39,31 @@ def test_an_example_alone_has_the_regions_that_it_has_in_a_batch():
         alone = Superpixels(images[n : n + 1], 10)
         present = ~together.absent(3)[n]
         assert int(present.sum()) == len(alone)
-        for label in alone.labels:
+        for number in alone.labels:
             assert torch.equal(
-                alone.numbers[0] == alone.labels.index(label),
-                together.numbers[n] == together.labels.index(label),
+                alone.numbers[0] == alone.labels.index(number),
+                together.numbers[n] == together.labels.index(number),
             )
+
+
+def test_regions_of_large_volumes_are_connected_and_follow_its_edges():
+    """Volumes of this size are divided at half of their size."""
+    space = (41, 40, 36)
+    places = np.indices(space)
+    ball = (((places - np.array([[[[20]]], [[[21]]], [[[15]]]])) ** 2).sum(axis=0) < 12**2) * 1.0
+    noise = 0.05 * np.random.default_rng(0).normal(size=space)
+    volume = torch.from_numpy(ball + noise).float()[None, None]
+    regions = Superpixels(volume, 30)
+    numbers = regions.numbers[0].numpy()
+    assert numbers.shape == space
+    assert 15 <= len(regions) <= 60
+    wrong = 0
+    for number in range(len(regions)):
+        region = numbers == number
+        assert label(region)[1] == 1
+        share = ball[region].mean()
+        wrong += min(share, 1 - share) * region.sum()
+    assert wrong < 0.04 * numbers.size
 
 
 @pytest.mark.parametrize("roi", [torch.ones(5, 5), torch.zeros(30, 36)])
