@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from types import EllipsisType
 
 import numpy as np
 import torch
@@ -12,23 +11,19 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from typing_extensions import Self
 
-from captum_pda.distributed import Ranks
 from captum_pda.regions.protocol import Integers, row_major_steps
 
 #: Values of a patch whose covariance is factored to see whether a file holds a covariance.
 CHECKED_VALUES = 1024
 #: How far below zero rounding may take a variance, as a share of the mean variance.
 ROUNDING = 1e-6
-#: Values of images that are transformed at once.
-VALUES_PER_TRANSFORM = 2**22
 
 
 class Moments(ABC):
-    """Means and covariances between places of an outer patch, as running sums in double precision.
+    """Means and covariances between places of an outer patch, as sums in double precision.
 
     Values that vary together form a group: all channels ("joint"), or one channel each. Within a
-    group, values are ordered by place, then by channel. Tensors are replaced and never written to,
-    so that two moments may share them.
+    group, values are ordered by place, then by channel. Moments are never changed.
 
     Args:
         patch: the outer patch's shape.
@@ -36,59 +31,49 @@ class Moments(ABC):
         tensors: the sums by name, and the lowest and highest value of each channel as "range".
     """
 
+    #: Values of images that are summed at once.
+    values_at_once = 1
+
     def __init__(self, patch: tuple[int, ...], joint: bool, tensors: dict[str, Tensor]) -> None:
         self.patch = patch
         self.joint = joint
         self.tensors = tensors
+        self.device = tensors["range"].device
+        self.n_channels = tensors["range"].shape[1]
+        #: How many values of a pixel vary together.
+        self.values_per_pixel = self.n_channels if joint else 1
+        self._axes = tuple(range(-len(patch), 0))
 
     @classmethod
-    def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
-        """No sums yet, for images like these (N, C, *space)."""
-        shapes = cls.shapes(patch, joint, images.shape[1])
-        tensors = {name: images.new_zeros(shape) for name, shape in shapes.items()}
-        nothing = images.new_tensor([[torch.inf], [-torch.inf]])
-        tensors["range"] = nothing.expand(2, images.shape[1])
-        return cls(patch, joint, tensors)
+    def of(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
+        """Those of images (N, C, *space) in double precision."""
+        at_once = max(1, cls.values_at_once // images[0].numel())
+        total: Self | None = None
+        for some in torch.split(images, at_once):
+            by_channel = some.transpose(0, 1).flatten(1)
+            extremes = torch.stack([by_channel.amin(dim=1), by_channel.amax(dim=1)])
+            own = cls(patch, joint, {**cls._sums(patch, joint, some), "range": extremes})
+            total = own if total is None else total.merged(own)
+        if total is None:
+            raise ValueError("a batch holds no images")
+        return total
 
-    @classmethod
-    def shapes(cls, patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
-        """The name and shape of each tensor."""
-        return {**cls._sum_shapes(patch, joint, channels), "range": [2, channels]}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the sums are kept."""
-        return self.tensors["range"].device
-
-    @property
-    def n_channels(self) -> int:
-        """How many channels the images have."""
-        return self.tensors["range"].shape[1]
-
-    @property
-    def values_per_pixel(self) -> int:
-        """How many values of a pixel vary together."""
-        return self.n_channels if self.joint else 1
+    def merged(self, other: Self) -> Self:
+        """Those of all images of both."""
+        both = [(each.patch, each.joint, each.n_channels) for each in (self, other)]
+        if both[0] != both[1]:
+            raise ValueError(
+                "only fits of the same settings merge; their patches, whether channels are joint, "
+                f"and numbers of channels are {both[0]} and {both[1]}"
+            )
+        (low, high), (their_low, their_high) = self.tensors["range"], other.tensors["range"]
+        extremes = torch.stack([low.minimum(their_low), high.maximum(their_high)])
+        return type(self)(self.patch, self.joint, {**self._merged(other), "range": extremes})
 
     def to(self, device: torch.device | str) -> Self:
         """The same sums on a device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return type(self)(self.patch, self.joint, moved)
-
-    def update(self, images: Tensor) -> None:
-        """Add a batch of images (N, C, *space) in double precision."""
-        self._update(images)
-        by_channel = images.transpose(0, 1).flatten(1)
-        self._widen(by_channel.amin(dim=1), by_channel.amax(dim=1))
-
-    def merge(self, other: Self) -> None:
-        """Add what another one has seen."""
-        self._merge(other)
-        self._widen(*other.tensors["range"])
-
-    def _widen(self, lowest: Tensor, highest: Tensor) -> None:
-        low, high = self.tensors["range"]
-        self.tensors["range"] = torch.stack([low.minimum(lowest), high.maximum(highest)])
 
     def loading(self, share: float) -> Tensor:
         """By how much diagonals of covariances are raised, (groups,): by this share of the mean
@@ -121,19 +106,21 @@ class Moments(ABC):
     def covariance(self, first: Integers, second: Integers) -> Tensor:
         """The covariance between two sets of places, (groups, first values, second values)."""
 
+    @staticmethod
     @abstractmethod
-    def _scales(self) -> tuple[Tensor, Tensor]:
-        """The mean variance of each group, and how large its rounding errors may be, (groups,)."""
+    def shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
+        """The name and shape of each tensor."""
 
     @staticmethod
     @abstractmethod
-    def _sum_shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]: ...
+    def _sums(patch: tuple[int, ...], joint: bool, images: Tensor) -> dict[str, Tensor]: ...
 
     @abstractmethod
-    def _update(self, images: Tensor) -> None: ...
+    def _merged(self, other: Self) -> dict[str, Tensor]: ...
 
     @abstractmethod
-    def _merge(self, other: Self) -> None: ...
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """The mean variance of each group, and how large its rounding errors may be, (groups,)."""
 
     @abstractmethod
     def _check_sums(self) -> None: ...
@@ -147,44 +134,46 @@ class FullMoments(Moments):
     """
 
     @staticmethod
-    def _sum_shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
+    def shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
         groups, values = (1, channels) if joint else (channels, 1)
         values *= math.prod(patch)
-        return {"count": [], "mean": [groups, values], "scatter": [groups, values, values]}
+        return {
+            "count": [],
+            "mean": [groups, values],
+            "scatter": [groups, values, values],
+            "range": [2, channels],
+        }
 
-    def _update(self, images: Tensor) -> None:
-        if any(size < width for size, width in zip(images.shape[2:], self.patch, strict=True)):
+    @staticmethod
+    def _sums(patch: tuple[int, ...], joint: bool, images: Tensor) -> dict[str, Tensor]:
+        if any(size < width for size, width in zip(images.shape[2:], patch, strict=True)):
             raise ValueError(
                 f"images of spatial shape {tuple(images.shape[2:])} are smaller than the patch "
-                f"{self.patch}; use a smaller patch_size, or covariance='stationary'"
+                f"{patch}; use a smaller patch_size, or covariance='stationary'"
             )
-        for image in images:
-            patches = self._patches(image)
-            mean = patches.mean(dim=1, keepdim=True)
-            centred = patches - mean
-            count = images.new_tensor(float(patches.shape[1]))
-            self._combine(count, mean[:, 0], centred.mT @ centred)
+        patches = images
+        for axis, width in enumerate(patch, start=2):
+            patches = patches.unfold(axis, width, max(1, width // 4))
+        # (C, patches, pixels), and then (groups, patches, values).
+        patches = patches.flatten(2 + len(patch)).movedim(1, 0).flatten(1, 1 + len(patch))
+        if joint:
+            patches = patches.permute(1, 2, 0).flatten(1).unsqueeze(0)
+        mean = patches.mean(dim=1, keepdim=True)
+        centred = patches - mean
+        count = images.new_tensor(float(patches.shape[1]))
+        return {"count": count, "mean": mean[:, 0], "scatter": centred.mT @ centred}
 
-    def _patches(self, image: Tensor) -> Tensor:
-        """An image's patches, (groups, patches, values)."""
-        patches = image
-        for axis, width in enumerate(self.patch):
-            patches = patches.unfold(1 + axis, width, max(1, width // 4))
-        dims = len(self.patch)
-        flat = patches.flatten(1 + dims).flatten(1, dims)
-        return flat.permute(1, 2, 0).flatten(1).unsqueeze(0) if self.joint else flat
-
-    def _merge(self, other: Self) -> None:
-        self._combine(*(other.tensors[name] for name in ("count", "mean", "scatter")))
-
-    def _combine(self, count: Tensor, mean: Tensor, scatter: Tensor) -> None:
-        own = self.tensors
-        total = own["count"] + count
-        apart = mean - own["mean"]
+    def _merged(self, other: Self) -> dict[str, Tensor]:
+        own, others = self.tensors, other.tensors
+        total = own["count"] + others["count"]
+        apart = others["mean"] - own["mean"]
         outer = apart[:, :, None] * apart[:, None]
-        own["scatter"] = own["scatter"] + scatter + outer * (own["count"] * count / total)
-        own["mean"] = own["mean"] + apart * (count / total)
-        own["count"] = total
+        outer *= own["count"] * others["count"] / total
+        return {
+            "count": total,
+            "mean": own["mean"] + apart * (others["count"] / total),
+            "scatter": own["scatter"] + others["scatter"] + outer,
+        }
 
     def mean(self, places: Integers) -> Tensor:
         return self.tensors["mean"][:, self._values(places)]
@@ -223,75 +212,74 @@ class StationaryMoments(Moments):
     construction.
 
     For every lag, ``products`` sums x_c(p) x_d(p + h), ``sums`` x_c(p), and ``counts`` 1, over the
-    pixels p with p + h in the image. Values are taken about ``origin`` (the first batch's mean),
-    which keeps the sums exact for data far from zero, and they add up: over batches, over fits.
+    pixels p with p + h in the image. Values are taken about ``origin`` (the first images' mean),
+    which keeps the sums exact for data far from zero.
     """
 
-    @classmethod
-    def empty(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
-        moments = super().empty(patch, joint, images)
-        moments.tensors["origin"] = images.flatten(2).mean(dim=(0, 2))
-        return moments
+    values_at_once = 2**22
+
+    def __init__(self, patch: tuple[int, ...], joint: bool, tensors: dict[str, Tensor]) -> None:
+        super().__init__(patch, joint, tensors)
+        self._lags = tuple(2 * size - 1 for size in patch)
+        self._n_pixels = self._at_no_lag("counts")
 
     @staticmethod
-    def _sum_shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
+    def shapes(patch: tuple[int, ...], joint: bool, channels: int) -> dict[str, list[int]]:
         lags = [2 * size - 1 for size in patch]
         return {
             "origin": [channels],
             "products": [channels] * (2 if joint else 1) + lags,
             "sums": [channels, *lags],
             "counts": lags,
+            "range": [2, channels],
         }
 
-    def _update(self, images: Tensor) -> None:
-        origin = self.tensors["origin"].reshape(-1, *(1 for _ in self.patch))
-        at_once = max(1, VALUES_PER_TRANSFORM // images[0].numel())
-        for some in torch.split(images, at_once):
-            self._add(self._correlations(some - origin))
-
-    def _correlations(self, images: Tensor) -> dict[str, Tensor]:
-        """The sums of a few images, as Fourier transforms wide enough that no end meets another."""
-        space = images.shape[2:]
-        axes = self._axes
+    @staticmethod
+    def _sums(patch: tuple[int, ...], joint: bool, images: Tensor) -> dict[str, Tensor]:
+        space, axes = images.shape[2:], tuple(range(-len(patch), 0))
+        origin = images.flatten(2).mean(dim=(0, 2))
+        # Fourier transforms wide enough that no end meets another.
         padded = [
             next_fast_len(max(size, width) + width - 1, real=True)
-            for size, width in zip(space, self.patch, strict=True)
+            for size, width in zip(space, patch, strict=True)
         ]
-        spectrum = torch.fft.rfftn(images, s=padded, dim=axes)
+        centred = images - origin.reshape(-1, *(1 for _ in patch))
+        spectrum = torch.fft.rfftn(centred, s=padded, dim=axes)
         inside = torch.fft.rfftn(images.new_ones(tuple(space)), s=padded, dim=axes)
-        if self.joint:
+        if joint:
             power = torch.einsum("nc...,nd...->cd...", spectrum.conj(), spectrum)
         else:
             power = (spectrum.conj() * spectrum).sum(dim=0)
-        first_lags = [width - 1 for width in self.patch]
-        middle: tuple[EllipsisType | slice, ...] = (..., *(slice(0, lags) for lags in self._lags))
 
         def at_lags(transformed: Tensor) -> Tensor:
             # From the order of a Fourier transform (0, 1, ..., -1) to lags from the lowest up.
             values: Tensor = torch.fft.irfftn(transformed, s=padded, dim=axes)
-            return values.roll(first_lags, axes)[middle]
+            values = values.roll([width - 1 for width in patch], axes)
+            for axis, width in zip(axes, patch, strict=True):
+                values = values.narrow(axis, 0, 2 * width - 1)
+            return values
 
         counts = np.array(len(images))
-        for size, width in zip(space, self.patch, strict=True):
+        for size, width in zip(space, patch, strict=True):
             counts = counts[..., None] * (size - abs(np.arange(1 - width, width))).clip(0)
         return {
+            "origin": origin,
             "products": at_lags(power),
             "sums": at_lags(spectrum.sum(dim=0).conj() * inside),
             "counts": torch.from_numpy(counts).to(images.device).to(images.dtype),
         }
 
-    def _merge(self, other: Self) -> None:
+    def _merged(self, other: Self) -> dict[str, Tensor]:
         # Values about this origin are those about the other one, and the distance of the two.
-        apart = (other.tensors["origin"] - self.tensors["origin"]).reshape(
-            -1, *(1 for _ in self.patch)
-        )
-        counts = other.tensors["counts"]
-        sums = other.tensors["sums"] + apart * counts
-        self._add({"products": other._shifted_products(apart), "sums": sums, "counts": counts})
-
-    def _add(self, sums: dict[str, Tensor]) -> None:
-        for name, more in sums.items():
-            self.tensors[name] = self.tensors[name] + more
+        apart = other.tensors["origin"] - self.tensors["origin"]
+        wide = apart.reshape(-1, *(1 for _ in self.patch))
+        sums = {
+            "products": other._shifted_products(wide),
+            "sums": other.tensors["sums"] + wide * other.tensors["counts"],
+            "counts": other.tensors["counts"],
+        }
+        added = {name: self.tensors[name] + more for name, more in sums.items()}
+        return {"origin": self.tensors["origin"], **added}
 
     def _shifted_products(self, shift: Tensor) -> Tensor:
         """sum_p (x_c(p) + shift_c) (x_d(p + h) + shift_d), for shift (C, 1, ...)."""
@@ -307,9 +295,9 @@ class StationaryMoments(Moments):
 
     def mean(self, places: Integers) -> Tensor:
         means = self._mean() + self.tensors["origin"]
-        if self.joint:
-            return means.repeat(1, len(places))
-        return means[:, None].expand(-1, len(places))
+        return (
+            means.repeat(1, len(places)) if self.joint else means[:, None].expand(-1, len(places))
+        )
 
     def covariance(self, first: Integers, second: Integers) -> Tensor:
         # The flat number of a lag is linear in it, so no lag is worked out pair by pair.
@@ -322,7 +310,7 @@ class StationaryMoments(Moments):
         return values.transpose(1, 2).reshape(1, len(first) * channels, len(second) * channels)
 
     def _scales(self) -> tuple[Tensor, Tensor]:
-        squares = self._at_no_lag(self.tensors["products"]) / self._pixels()
+        squares = self._at_no_lag("products") / self._n_pixels
         scales = self._by_lag()[math.prod(self._lags) // 2], 1e-12 * squares
         if not self.joint:
             return scales
@@ -332,26 +320,15 @@ class StationaryMoments(Moments):
     def _by_lag(self) -> Tensor:
         """The autocovariance of each lag, (lags, channels[, channels])."""
         shift = -self._mean().reshape(-1, *(1 for _ in self.patch))
-        covariance = self._shifted_products(shift) / self._pixels()
+        covariance = self._shifted_products(shift) / self._n_pixels
         return covariance.flatten(-len(self.patch)).movedim(-1, 0)
 
     def _mean(self) -> Tensor:
         """The mean of each channel about the origin: at lag 0 every pixel is counted."""
-        return self._at_no_lag(self.tensors["sums"]) / self._pixels()
+        return self._at_no_lag("sums") / self._n_pixels
 
-    def _pixels(self) -> Tensor:
-        return self._at_no_lag(self.tensors["counts"])
-
-    def _at_no_lag(self, sums: Tensor) -> Tensor:
-        return sums.flatten(-len(self.patch))[..., math.prod(self._lags) // 2]
-
-    @property
-    def _lags(self) -> tuple[int, ...]:
-        return tuple(2 * size - 1 for size in self.patch)
-
-    @property
-    def _axes(self) -> tuple[int, ...]:
-        return tuple(range(-len(self.patch), 0))
+    def _at_no_lag(self, name: str) -> Tensor:
+        return self.tensors[name].flatten(-len(self.patch))[..., math.prod(self._lags) // 2]
 
     def _check_sums(self) -> None:
         products, counts = self.tensors["products"], self.tensors["counts"]
@@ -364,26 +341,8 @@ class StationaryMoments(Moments):
             largest = max(float(values.abs().max()), math.ulp(0.0))
             if not torch.allclose(values, other, rtol=1e-6, atol=1e-6 * largest):
                 raise ValueError(f"its {name} are not symmetric")
-        pixels = self._pixels()
+        pixels = self._n_pixels
         if float(pixels) < 1:
             raise ValueError("it counts no pixels")
         if bool(((counts > pixels * (1 + 1e-6)) | (counts < -1e-6 * pixels)).any()):
             raise ValueError("it counts more pairs of pixels than pixels, or fewer than none")
-
-
-def merged_over_ranks(own: Moments | None, ranks: Ranks) -> Moments:
-    """The moments of all that any rank of a process group has seen, the same on every rank: all add
-    them in the same order, as one process adds fits. A rank that has seen nothing has None."""
-    fits: list[Moments] = [each for each in ranks.gather(own and own.to("cpu")) if each]
-    if not fits:
-        raise ValueError("there were no batches to fit on any rank; the iterables were empty")
-    shapes = [(each.n_channels, each.patch) for each in fits]
-    if len(set(shapes)) > 1:
-        raise ValueError(
-            "only fits of the same settings merge; the ranks have these numbers of channels and "
-            f"patch sizes: {shapes}"
-        )
-    merged, *others = fits
-    for other in others:
-        merged.merge(other)
-    return merged.to(own.device if own else "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ from captum_pda.errors import CovarianceError, NotFittedError, warn_user
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.priors.empty_context import BlurredContext
-from captum_pda.priors.moments import FullMoments, Moments, StationaryMoments, merged_over_ranks
+from captum_pda.priors.moments import FullMoments, Moments, StationaryMoments
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
 from captum_pda.regions.protocol import Integers, Windows, row_major_steps
 
@@ -132,7 +133,13 @@ class GaussianPatchPrior(BlurredContext):
             shows = show_progress and ranks.rank == 0
             for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
                 fresh._add(batch)
-        self._use(merged_over_ranks(fresh._moments, ranks))
+        own = fresh._moments
+        # All ranks merge in the same order, as one process merges fits.
+        fits = [each for each in ranks.gather(own and own.to("cpu")) if each]
+        if not fits:
+            raise ValueError("there were no batches to fit on any rank; the iterables were empty")
+        moments = reduce(Moments.merged, fits)
+        self._use(moments.to(own.device) if own else moments)
         return self
 
     def partial_fit(self, images: Tensor) -> Self:
@@ -145,38 +152,25 @@ class GaussianPatchPrior(BlurredContext):
         """Add what another prior of the same settings was fitted to."""
         if not isinstance(other, GaussianPatchPrior):
             raise TypeError(f"merge takes a GaussianPatchPrior, got {type(other).__name__}")
-        theirs = other._fitted()
-        mine = self._moments
-        for name, own, given in (
-            ("covariance", self.covariance, other.covariance),
-            ("channels", self.channels, other.channels),
-            ("patch_size", self._patch_for(len(theirs.patch)), theirs.patch),
-            ("number of channels", (mine or theirs).n_channels, theirs.n_channels),
-        ):
-            if own != given:
-                raise ValueError(
-                    f"only priors of the same settings merge; the {name} is {own!r} here and "
-                    f"{given!r} there"
-                )
-        if mine is None:
-            mine = theirs.to(theirs.device)
-        else:
-            mine.merge(theirs.to(mine.device))
-        self._use(mine)
+        theirs, mine = other._fitted(), self._moments
+        own, given = (
+            (prior.covariance, prior.channels, prior._patch_for(len(theirs.patch)))
+            for prior in (self, other)
+        )
+        if own != given:
+            raise ValueError(f"only priors of the same settings merge; got {own} and {given}")
+        self._use(theirs if mine is None else mine.merged(theirs.to(mine.device)))
         return self
 
     def _add(self, batch: Tensor) -> None:
         images = device_sync.in_double(batch.detach())
-        moments = self._moments
-        if moments is None:
-            patch = self._patch_for(images.dim() - 2)
-            joint = self.channels == "joint"
-            moments = COVARIANCES[self.covariance].empty(patch, joint, images)
-        else:
+        known = self._moments
+        if known is not None:
             self._check_channels(images.shape[1])
-            images = images.to(moments.device)
-        moments.update(images)
-        self._use(moments)
+            images = images.to(known.device)
+        patch = self._patch_for(images.dim() - 2)
+        moments = COVARIANCES[self.covariance].of(patch, self.channels == "joint", images)
+        self._use(moments if known is None else known.merged(moments))
 
     @property
     def device(self) -> torch.device:
