@@ -202,7 +202,11 @@ class ModelCall:
             return outputs
         # Batches of one size are computed in one way: what differs is not rounding.
         example, found = problem
-        if agree(self._among(example, n_rows, 0.75)[-1:], found[-1:], found):
+        others, all_changed = (
+            self._among(example, n_rows, 0.75),
+            self._among(example, n_rows, last=0.5),
+        )
+        if agree(others[-1:], found[-1:], found) and agree(all_changed[:1], found[:1], found):
             if self._agrees(example, outputs, found, MAX_ROUNDING):
                 return outputs
             if self._mismatch(outputs, len(outputs)) is not None:  # as many as were given
@@ -229,25 +233,26 @@ class ModelCall:
         """The faintest example, which changes the most where a model divides by the largest value
         of its batch, and which is not the last of ``n_rows`` anyway; where arguments have rows,
         also one whose rows are others."""
-        largest = self.inputs[0].flatten(1).abs().amax(dim=1)
-        largest[n_rows - 1 : n_rows] = math.inf
-        faintest = int(largest.argmin())
-        differ = torch.zeros(len(largest), dtype=torch.int64, device="cpu")
-        for each, is_row in list(zip(self._arguments, self._is_row, strict=True))[
-            len(self.inputs) :
-        ]:
+        sizes, n_inputs = _sizes(self.inputs[0]), len(self.inputs)
+        sizes[n_rows - 1 : n_rows] = math.inf
+        faintest = int(sizes.argmin())
+        differ = torch.zeros(len(sizes), dtype=torch.int64, device="cpu")
+        for each, is_row in zip(self._arguments[n_inputs:], self._is_row[n_inputs:], strict=True):
             if is_row:
                 differ += (each != each[faintest]).reshape(len(each), -1).any(dim=1).cpu()
         return {faintest, int(differ.argmax())} if differ.any() else {faintest}
 
-    def _among(self, example: int, n_rows: int, strength: float = 0.5) -> Tensor:
-        """The outputs of changed copies of an example, and of itself as the last."""
-        changed = {}
+    def _among(
+        self, example: int, n_rows: int, strength: float = 0.5, last: float | None = None
+    ) -> Tensor:
+        """The outputs of changed copies of an example, and of itself as the last, or of a copy that
+        is changed too."""
+        copies = {}
         for number, tensor in enumerate(self.inputs):
             row = tensor[example : example + 1]
             others = _changed(row, strength).expand(n_rows - 1, *row.shape[1:])
-            changed[number] = torch.cat([others, row])
-        return self.with_copies(example, changed)
+            copies[number] = torch.cat([others, row if last is None else _changed(row, last)])
+        return self.with_copies(example, copies)
 
     def _mismatch(self, outputs: Tensor, n_rows: int) -> tuple[int, Tensor] | Exception | None:
         """An example that gives something else among changed copies, with their outputs; or why
@@ -275,15 +280,16 @@ class ModelCall:
         return agree(self.with_copies(example, changed), found[:1], found, share)
 
     def check_batch(self, outputs: Tensor) -> bool:
-        """As ``check``, for a method that runs no copies: one pass with the other examples changed.
-        False if each example is run by itself now."""
-        start = random_state()
+        """As ``check``, for a method that runs no copies: one pass in which all examples but the
+        faintest are changed. False if each example is run by itself now."""
+        start, kept = random_state(), int(_sizes(self.inputs[0]).argmin())
         arguments = copied(self._arguments)
         for number, tensor in enumerate(self.inputs):
-            arguments[number][1:] = _changed(tensor)[1:]
+            arguments[number] = _changed(tensor)
+            arguments[number][kept] = tensor[kept]
         found = self.as_given(*arguments)
         self._keep_own_random(start)
-        if agree(found[:1], outputs[:1], found):
+        if agree(found[kept], outputs[kept], found):
             return True
         if len(outputs) == 1 or not agree(self.as_given(), outputs, found):
             warn_user(IS_RANDOM)
@@ -416,6 +422,11 @@ def copied(arguments: Sequence[Any]) -> list[Any]:
 def _keeps_batch(outputs: object, n_examples: int) -> bool:
     scores = scores_of(outputs)
     return scores.dim() > 0 and len(scores) == n_examples
+
+
+def _sizes(examples: Tensor) -> Tensor:
+    """The largest absolute value of each example, (N,)."""
+    return examples.flatten(1).abs().amax(dim=1)
 
 
 def _changed(examples: Tensor, strength: float = 0.5) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda._captum import TargetType
 from captum_pda.engines import DenseEngine, Engine
 from captum_pda.model.call import ModelCall
@@ -163,8 +164,15 @@ def make_plan(
                 else:
                     outputs = part.forward(n, before.unsqueeze(0).clone())
                     scores.append(explained.for_example(n)(outputs))
+            before_change = torch.cat(scores)
+            if part.context.starts_from_nothing and not device_sync.all_finite(before_change):
+                raise ValueError(
+                    f"context={part.context.name!r} starts from the input with nothing seen, for "
+                    "which the model returned NaN or infinity; ask for context='full', or give a "
+                    "prior whose nothing_seen the model can take"
+                )
             for number in numbers:
-                references[number] = torch.cat(scores)
+                references[number] = before_change
     return Plan(parts, explained, seen, tuple(references))
 
 

@@ -171,13 +171,27 @@ def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
     torch.testing.assert_close(found, explain(lambda x, y: net(x) + y, images, offset))
 
 
+@pytest.mark.parametrize("nearly_equal", [False, True])
 @pytest.mark.parametrize("n_examples", [1, 2, 3])
-def test_a_model_that_divides_by_the_largest_value_of_its_batch_is_noticed(net, n_examples):
-    images = make_images(n_examples, 3, 9, 11) * torch.arange(1, n_examples + 1).view(-1, 1, 1, 1)
+def test_a_model_that_divides_by_the_largest_value_of_its_batch_is_noticed(
+    net, n_examples, nearly_equal
+):
+    factors = 1 + torch.arange(n_examples) * (1e-3 if nearly_equal else 1)
+    images = make_images(1, 3, 9, 11) * factors.view(-1, 1, 1, 1)
     alone = lambda x: torch.cat([net(each[None] / each.max()) for each in x])  # noqa: E731
     with pytest.warns(UserWarning, match="other examples in its batch"):
         found = explain(lambda x: net(x / x.max()), images)
     torch.testing.assert_close(found, explain(alone, images))
+    if n_examples > 1:
+        with pytest.warns(UserWarning, match="other examples in its batch"):
+            found = explain(lambda x: net(x / x.max()), images.flip(0), method=GradientPDA)
+        torch.testing.assert_close(found, explain(alone, images.flip(0), method=GradientPDA))
+
+
+def test_a_model_that_cannot_take_nothing_is_named(net):
+    divided = lambda x: net(x / x.amax(dim=(1, 2, 3), keepdim=True))  # noqa: E731
+    with pytest.raises(ValueError, match=r"context='empty' starts from .* nothing seen, for which"):
+        explain(divided, make_images(1, 3, 9, 11), context="both")
 
 
 def test_a_model_that_takes_one_example_only_gets_one_at_a_time(net):
