@@ -11,7 +11,7 @@ import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -83,18 +83,13 @@ class Ranks:
         The rank that failed raises its own error, and the others an OtherRankError. ctrl-C is not
         held back: it ends this process at once, which the others notice.
         """
-        own_error: Exception | None = None
         try:
             yield
-        except Exception as error:
-            own_error = error
-        try:
-            failed = self.gather(own_error is not None)
-        except OtherRankError:
-            if own_error is None:
-                raise
-        if own_error is not None:
-            raise own_error
+        except Exception:
+            with suppress(OtherRankError):
+                self.gather(True)
+            raise
+        failed = self.gather(False)
         if any(failed):
             raise OtherRankError(
                 f"rank {failed.index(True)} of {self.count} failed; its own error says why"

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import os
+import re
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -243,15 +244,20 @@ def write_summary(
     table.writeheader()
     for place in plan.places:
         name = str(place.photo)
-        # A spreadsheet would take it for a formula.
-        cell = f"'{name}" if name.startswith(("=", "+", "-", "@", "\t")) else name
-        row = {TABLE_COLUMNS[0]: cell, "error": failed.get(name, "")}
+        row = {TABLE_COLUMNS[0]: name, "error": failed.get(name, "")}
         if name not in failed:
             row |= (settings_in(place.files["numbers"]) or {}).get("summary") or {}
             picture = place.files.get("picture")
             if picture is not None and picture.is_file():
                 row["picture"] = picture.relative_to(folder).as_posix()
-        table.writerow(row)
+        # A spreadsheet takes such texts for formulas.
+        is_formula = re.compile(r"[=+\-@\t\r]").match
+        table.writerow(
+            {
+                column: f"'{cell}" if isinstance(cell, str) and is_formula(cell) else cell
+                for column, cell in row.items()
+            }
+        )
     encoded = text.getvalue().encode("utf-8", "backslashreplace")
     write_result(folder / TABLE_FILE, encoded, overwrite)
     if plan.has_pages():

@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run_on_ranks(options)
         except KeyboardInterrupt:
-            print("\ncaptum-pda: stopped", file=sys.stderr)
+            print(
+                "\ncaptum-pda: stopped; of a folder, the same command goes on with what is left",
+                file=sys.stderr,
+            )
             return 130
         except Exception as error:  # any error is printed in one line
             if options.debug:

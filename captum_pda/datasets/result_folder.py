@@ -165,7 +165,8 @@ def describe(
         "arguments": {name: described(value, unknown) for name, value in arguments.items()},
         **versions(),
     }
-    return as_json(settings), unknown
+    # As they come back from a file.
+    return json.loads(json.dumps(settings, default=repr)), unknown
 
 
 def described(value: Any, unknown: list[str]) -> Any:
@@ -207,12 +208,6 @@ def _settings_of(attribution: Any, unknown: list[str]) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """The versions of the libraries that compute a result."""
     return {"captum_pda": __version__, "captum": captum.__version__, "torch": torch.__version__}
-
-
-def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from a file."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=repr))
-    return plain
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -268,7 +263,7 @@ class ResultFolder:
 
     def start(self, settings: Mapping[str, Any]) -> None:
         """Say what results are made with from now on; refuses a folder that holds others."""
-        self._settings = as_json(settings)
+        self._settings = dict(settings)
         keep_settings(self.path, self._settings)
         remove_parts(self.path)
 

@@ -338,7 +338,7 @@ def test_ctrl_c_ends_cleanly(photo_folder):
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert rest.decode().rstrip().endswith("captum-pda: stopped")
+    assert "captum-pda: stopped; of a folder, the same command" in rest.decode()
     assert "Traceback" not in rest.decode()
     assert not list(photo_folder.glob("*evidence*"))
 

@@ -261,5 +261,18 @@ def test_a_table_and_an_index_of_all_photos_with_those_that_failed(photos):
     assert Path("both/results.csv").read_bytes() == before
 
 
+def test_a_table_holds_no_formulas(photos):
+    Path("odd").mkdir()
+    shutil.copy(next(photos.rglob("*.png")), "odd/=1+1.png")
+    assert main(["explain", "odd", *command("table", "--quiet")[2:]]) == 0
+    with open("table/results.csv", newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["captum_pda_photo"], row["picture"]) == (
+        "odd/=1+1.png",
+        "'=1+1.png_evidence.png",
+    )
+    assert float(row["prediction"]) > 0
+
+
 def read_block_of(path):
     return unpack(read_block(Path(path).read_bytes(), "values"))
