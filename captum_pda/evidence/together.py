@@ -57,10 +57,8 @@ class Coalitions:
     def __init__(
         self, evidence: WindowEvidence, example: int, numbers: Sequence[int], pixels: Pixels
     ) -> None:
-        self.evidence = evidence
-        self.example = example
+        self.evidence, self.example, self.pixels = evidence, example, pixels
         self.numbers = tuple(int(number) for number in numbers)
-        self.pixels = pixels
         self.asker = evidence.asker()
         self.kind = self.asker.explained.kind
 
@@ -91,24 +89,23 @@ class Coalitions:
         """The scores with some regions (K, R) seen and nothing else, (K, columns)."""
         return self.asker.hidden(self.example, ~self._union(seen), "empty", None, progress)[0]
 
-    def pick(self, scores: Tensor, target: TargetType) -> Tensor:
-        """The columns of ``target`` of scores (..., columns), (..., 1 or more)."""
-        rows = scores.reshape(1, -1, scores.shape[-1]).expand(len(self.evidence), -1, -1)
-        picked = self.evidence.outputs.pick(rows, target)[self.example]
-        return picked.reshape(*scores.shape[:-1], picked.shape[-1])
-
     def values(self, scores: Tensor, target: TargetType) -> Tensor:
         """What is measured of ``target``, such as its log2 odds, of scores (..., columns)."""
-        return self.evidence.measure.value(self.pick(scores, target)).sum(dim=-1)
+        return self._read(self.evidence.outputs.quantity(target), scores)
 
     def predictions(self, scores: Tensor, target: TargetType) -> Tensor:
         """The probability of ``target``, or the raw output, of scores (..., columns)."""
-        return self.evidence.measure.prediction(self.pick(scores, target)).mean(dim=-1)
+        return self._read(self.evidence.outputs.prediction(target), scores)
 
     @property
     def seen(self) -> Tensor:
         """The scores with everything seen, (columns,)."""
         return self.evidence.scores[self.example]
+
+    def _read(self, quantity: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        # A target may be one for each example.
+        rows = scores.reshape(1, -1, scores.shape[-1]).expand(len(self.evidence), -1, -1)
+        return quantity(rows)[self.example].reshape(scores.shape[:-1])
 
     def _union(self, chosen: Any) -> Tensor:
         """The pixels of some regions each, (K, *space)."""
@@ -119,9 +116,8 @@ class Coalitions:
                 f"coalitions have shape {rows.shape} and dtype {rows.dtype}; give one row of "
                 f"{len(self)} booleans for each coalition, (K, regions)"
             )
-        flat = torch.from_numpy(self.pixels.reshape(len(self), -1)).float()
-        unions = torch.from_numpy(rows.astype(np.float32)) @ flat > 0
-        return unions.reshape(len(rows), *self.pixels.shape[1:])
+        unions = [self.pixels[row].any(axis=0) for row in rows.astype(bool)]
+        return torch.from_numpy(np.array(unions, bool).reshape(-1, *self.pixels.shape[1:]))
 
 
 def coalitions_of(
@@ -156,17 +152,18 @@ def coalitions_of(
     numbers, means = means_inside(size, number, map_values(evidence, target, rather_than, number))
     if np.ndim(regions) == 0:  # type: ignore[arg-type]
         strength = means if regions is None else np.abs(means)
-        candidates = numbers[np.argsort(-strength, kind="stable")]
+        candidates = numbers[np.argsort(-strength, kind="stable")].tolist()
         n = len(candidates) if regions is None else check_count("regions", regions)
     else:
-        candidates = np.asarray(regions)
-        n = len(candidates)
-        if candidates.ndim > 1 or candidates.dtype.kind not in "iu":
+        given = np.asarray(regions)
+        if given.ndim > 1 or given.dtype.kind not in "iu":
             raise TypeError(
                 f"regions={regions!r} must be how many of the strongest, the numbers of some, or "
                 "the pixels of each as an array of booleans, (regions, *space)"
             )
-        if unknown := sorted(set(candidates.tolist()) - set(numbers.tolist())):
+        candidates = list(dict.fromkeys(given.tolist()))
+        n = len(candidates)
+        if unknown := sorted(set(candidates) - set(numbers.tolist())):
             raise ValueError(
                 f"regions holds {unknown[:5]}; the example has the regions {numbers.min()} to "
                 f"{numbers.max()} of {size.title}"
@@ -175,7 +172,7 @@ def coalitions_of(
     taken = np.zeros(space, dtype=np.bool_)
     # Some regions do not overlap. All of them cover the input; of windows, as few as do so.
     for least_new in (1.0,) if regions is not None else (0.5, 0.0):
-        for candidate in candidates.tolist():
+        for candidate in candidates:
             if len(chosen) == n or taken.all():
                 break
             own = pixels_of(size, number, candidate, space)
@@ -183,9 +180,8 @@ def coalitions_of(
             if new.any() and new.sum() >= least_new * own.sum():
                 taken |= own
                 chosen[candidate] = own
-    ordered = [candidate for candidate in dict.fromkeys(candidates.tolist()) if candidate in chosen]
-    pixels = np.stack([chosen[candidate] for candidate in ordered])
-    return Coalitions(evidence, number, ordered, pixels)
+    ordered = [candidate for candidate in candidates if candidate in chosen]
+    return Coalitions(evidence, number, ordered, np.stack([chosen[one] for one in ordered]))
 
 
 # Interactions
@@ -279,7 +275,7 @@ class Interactions:
 
     def values(self, target: TargetType = None) -> Tensor:
         """I(a, b) for every pair of regions, (R, R), with 0 on the diagonal."""
-        return self._matrix(self._of_pairs(self._lost(self.samples, target)))
+        return self._of_pairs(self._lost(self.samples, target))
 
     def standard_errors(self, target: TargetType = None) -> Tensor:
         """The standard error of each of the ``values``, (R, R), by the jackknife. Samples of a
@@ -290,27 +286,19 @@ class Interactions:
                 "a standard error needs two samples or more of each region; use "
                 "SampledPDA(...).evidence(inputs, n_samples=10)"
             )
-        rows = torch.arange(n, device=self.samples.device)
-        without_one = torch.stack(
-            [self._of_pairs(self._lost(self.samples[rows != row], target)) for row in rows]
-        )
-        return self._matrix(without_one.std(dim=0) * (n - 1) / math.sqrt(n))
+        others = [torch.cat([self.samples[:one], self.samples[one + 1 :]]) for one in range(n)]
+        without_one = torch.stack([self._of_pairs(self._lost(some, target)) for some in others])
+        return without_one.std(dim=0) * (n - 1) / math.sqrt(n)
 
     def pairs(self, target: TargetType = None, n: int | None = None) -> list[Interaction]:
         """The pairs with the strongest interactions first."""
         lost, values = self._lost(self.samples, target).tolist(), self.values(target).tolist()
         errors = self.standard_errors(target).tolist() if len(self.samples) > 1 else None
-        found = [
-            Interaction(
-                a,
-                b,
-                values[a][b],
-                (both, lost[a], lost[b]),
-                None if errors is None else errors[a][b],
-                self.unit,
-            )
-            for a, b, both in zip(*self._index().tolist(), lost[len(self) :], strict=True)
-        ]
+        found = []
+        for a, b, both in zip(*self._index().tolist(), lost[len(self) :], strict=True):
+            error = None if errors is None else errors[a][b]
+            terms = both, lost[a], lost[b]
+            found.append(Interaction(a, b, values[a][b], terms, error, self.unit))
         found.sort(key=lambda pair: -abs(pair.value) if math.isfinite(pair.value) else math.inf)
         return found[:n]
 
@@ -330,12 +318,10 @@ class Interactions:
         return game.values(game.seen, target) - game.values(game.kind.average(samples), target)
 
     def _of_pairs(self, lost: Tensor) -> Tensor:
+        """The interactions, (R, R), from what is lost."""
         first, second = self._index()
-        return lost[len(self) :] - lost[first] - lost[second]
-
-    def _matrix(self, values: Tensor) -> Tensor:
-        matrix = values.new_zeros(len(self), len(self))
-        matrix[tuple(self._index())] = values
+        matrix = lost.new_zeros(len(self), len(self))
+        matrix[first, second] = lost[len(self) :] - lost[first] - lost[second]
         return matrix + matrix.T
 
 
@@ -438,77 +424,38 @@ class DecidingPart:
         return f"DecidingPart({self.described()})"
 
 
-@dataclass
-class _Search:
-    """A search for few regions that reach a goal of scores (columns,), within some passes; the
-    regions are seen ``alone``, or hidden."""
-
-    game: Coalitions
-    target: TargetType
-    goal: Callable[[Tensor], bool]
-    alone: bool
-    max_passes: int
-    bar: ProgressBar
-    n_passes: int = 0
-
-    def scores(self, chosen: Sequence[int]) -> Tensor:
-        row = np.isin(np.arange(len(self.game)), chosen)[None]
-        if self.alone:
-            return self.game.only(row, self.bar)[0]
-        return self.game.ask(row, progress=self.bar)[0]
-
-    def reached(self, chosen: Sequence[int]) -> bool:
-        self.n_passes += 1
-        return self.goal(self.scores(chosen))
-
-    def smallest(self, order: list[int]) -> DecidingPart | None:
-        """The first regions of an order that reach the goal, without those that are not needed."""
-        for count in sorted({min(len(order), round(1.4**k)) for k in range(24)}):
-            if self.n_passes >= self.max_passes:
-                return None
-            if self.reached(order[:count]):
-                return self.part(*self.without_needless(order[:count]))
-        return None
-
-    def without_needless(self, chosen: list[int]) -> tuple[list[int], bool]:
-        """Leave out the weakest regions while the goal is reached, at first many at once, then one
-        by one until none can be left out; and whether that was asked of each."""
-        needed: set[int] = set()  # of the regions as they are now
-        at_once = max(1, len(chosen) // 2)
-        while len(chosen) > max(1, len(needed)):
-            if self.n_passes >= self.max_passes:
-                return chosen, False
-            some = [one for one in chosen if one not in needed][-at_once:]
-            fewer = [one for one in chosen if one not in some]
-            if fewer and self.reached(fewer):
-                # What was needed before may not be now, and is asked again after the others.
-                chosen = sorted(fewer, key=lambda one: one not in needed)
-                needed = set()
-            elif at_once > 1:
-                at_once //= 2
-            else:
-                needed.update(some)
-        return chosen, True
-
-    def part(self, chosen: list[int], minimal: bool) -> DecidingPart:
-        """A part that was found, with what the model says of it, which is known already."""
-        game = self.game
-        scores = self.scores(chosen)
-        first = first_class(game.evidence, scores)
-        return DecidingPart(
-            numbers=tuple(game.numbers[place] for place in chosen),
-            pixels=np.logical_or.reduce(game.pixels[chosen]),
-            n_regions=len(game),
-            alone=self.alone,
-            target=flat_target(game.evidence, game.example, self.target),
-            seen=float(game.predictions(game.seen, self.target)),
-            prediction=float(game.predictions(scores, self.target)),
-            first=first,
-            first_prediction=None if first is None else float(torch.sigmoid(scores[first])),
-            minimal=minimal,
-            n_passes=self.n_passes,
-            in_words=game.evidence.measure.in_words,
-        )
+def minimal_part(
+    order: list[int], reaches: Callable[[list[int]], bool], max_asked: int
+) -> tuple[list[int], bool, int]:
+    """The first places of an order that reach a goal, without those that are not needed: at first
+    many are left out at once, then one by one. Also whether leaving out any one of them was asked
+    and misses the goal, and how often was asked; no places if the goal was not reached."""
+    needed: set[int] = set()  # of the places as they are now
+    chosen: list[int] = []
+    n_asked = 0
+    for count in sorted({min(len(order), round(1.4**k)) for k in range(24)}):
+        n_asked += 1
+        if n_asked > max_asked:
+            return [], False, max_asked
+        if reaches(order[:count]):
+            chosen = order[:count]
+            break
+    at_once = max(1, len(chosen) // 2)
+    while len(chosen) > max(1, len(needed)):
+        if n_asked == max_asked:
+            return chosen, False, n_asked
+        some = [one for one in chosen if one not in needed][-at_once:]
+        fewer = [one for one in chosen if one not in some]
+        n_asked += bool(fewer)
+        if fewer and reaches(fewer):
+            # What was needed before may not be now, and is asked again after the others.
+            chosen = sorted(fewer, key=lambda one: one not in needed)
+            needed = set()
+        elif at_once > 1:
+            at_once //= 2
+        else:
+            needed.update(some)
+    return chosen, True, n_asked
 
 
 def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
@@ -529,32 +476,6 @@ def flat_target(
             "the regions that decide it"
         )
     return int(picked)
-
-
-def _goal_for(
-    game: Coalitions, own: int, bound: float | None, keep: bool
-) -> Callable[[Tensor], bool]:
-    """Whether scores (columns,) have an output at the top, or at the bound; or, for ``keep=False``,
-    whether they do not. Scores that are not finite reach no goal."""
-    evidence = game.evidence
-    has_first = first_class(evidence, game.seen) is not None
-    if (
-        bound is None
-        and not has_first
-        and (not game.kind.has_probabilities or game.seen.numel() > 1)
-    ):
-        raise ValueError(
-            "these outputs are not one list of classes, so none is first; give the bound of the "
-            "output instead, such as at_least=0.5 or below=0.5"
-        )
-    is_likely = bool(game.seen[own] >= 0)
-
-    def holds(scores: Tensor) -> bool:
-        if bound is not None:
-            return float(evidence.measure.prediction(scores[own])) >= bound
-        return int(scores.argmax()) == own if has_first else bool(scores[own] >= 0) == is_likely
-
-    return lambda scores: bool(scores.isfinite().all()) and holds(scores) == keep
 
 
 def deciding_parts(
@@ -591,21 +512,41 @@ def deciding_parts(
             "it; give another class"
         )
     game = coalitions_of(evidence, target, regions, number, expected, PART_SHARE)
-    goal = _goal_for(game, wanted, bound, keep=alone or expected is not None)
+    top = first_class(evidence, game.seen)
+    if bound is None and top is None and (not game.kind.has_probabilities or len(game.seen) > 1):
+        raise ValueError(
+            "these outputs are not one list of classes, so none is first; give the bound of the "
+            "output instead, such as at_least=0.5 or below=0.5"
+        )
+    keep = alone or expected is not None
+
+    def goal(scores: Tensor) -> bool:
+        """Whether an output is first or at the bound, or is not; NaN reaches no goal."""
+        if bound is not None:
+            holds = float(measure.prediction(scores[wanted])) >= bound
+        elif top is not None:
+            holds = int(scores.argmax()) == wanted
+        else:  # a single logit
+            holds = bool(scores[wanted] >= 0) == bool(game.seen[wanted] >= 0)
+        return bool(scores.isfinite().all()) and holds == keep
+
     if goal(game.seen) != alone:
         said = measure.in_words(float(game.predictions(game.seen, target)))
-        if bound is None:
-            said = f"{said}, and class {first_class(evidence, game.seen)} is first"
+        said += "" if bound is not None else f", and class {top} is first"
         reached = "does not reach this" if alone else "is past this already, nothing to hide for it"
         raise ValueError(
             f"target={own} {reached}: with everything seen it has {said}; ask about that class, or "
             f"give a lower {lower}="
         )
-    n_samples = 1 if alone else game.asker.sampling.n_samples
+
+    def scores(chosen: list[int]) -> Tensor:
+        row = np.isin(np.arange(len(game)), chosen)[None]
+        return (game.only(row, bar) if alone else game.ask(row, progress=bar))[0]
+
+    n_passes = n * max_passes * (1 if alone else game.asker.sampling.n_samples)
     title = f"{'Sufficient parts' if alone else 'Necessary part'}, at most"
     parts: list[DecidingPart] = []
     left = list(range(len(game)))
-    n_passes = n * max_passes * n_samples
     with ProgressBar(n_passes, title if show_progress else None) as bar:
         if show_progress:
             one = torch.from_numpy(~game.pixels[0] if alone else game.pixels[0])
@@ -613,12 +554,30 @@ def deciding_parts(
             bar.expect(seconds * n_passes)
         try:
             while left and len(parts) < n:
-                search = _Search(game, target, goal, alone, max_passes, bar)
-                found = search.smallest(left)
-                if found is None:
+                chosen, minimal, n_asked = minimal_part(
+                    left, lambda some: goal(scores(some)), max_passes
+                )
+                if not chosen:
                     break
-                parts.append(found)
-                left = [one for one in left if not (game.pixels[one] & found.pixels).any()]
+                after = scores(chosen)  # which is known already
+                first = first_class(evidence, after)
+                parts.append(
+                    DecidingPart(
+                        numbers=tuple(game.numbers[place] for place in chosen),
+                        pixels=game.pixels[chosen].any(axis=0),
+                        n_regions=len(game),
+                        alone=alone,
+                        target=own,
+                        seen=float(game.predictions(game.seen, target)),
+                        prediction=float(game.predictions(after, target)),
+                        first=first,
+                        first_prediction=None if first is None else after[first].sigmoid().item(),
+                        minimal=minimal,
+                        n_passes=n_asked,
+                        in_words=measure.in_words,
+                    )
+                )
+                left = [one for one in left if not (game.pixels[one] & parts[-1].pixels).any()]
         except BaseException as error:
             attach_result(error, parts)
             raise
