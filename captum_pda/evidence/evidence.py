@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -297,10 +297,6 @@ class WindowEvidence:
             ask=None if self.ask is None else self.ask.of_examples(rows),
         )
 
-    def __iter__(self) -> Iterator[WindowEvidence]:
-        """The evidence of each example by itself."""
-        return (self[number] for number in range(len(self)))
-
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the evidence to a file of tensors and JSON (safetensors), inputs included.
 
@@ -309,11 +305,6 @@ class WindowEvidence:
         Args:
             path: where to write, such as "evidence.safetensors".
             overwrite: whether to replace evidence that is there; other files never are.
-
-        Example::
-
-            >>> evidence.save("husky.safetensors")
-            >>> WindowEvidence.load("husky.safetensors").attribution(husky)
         """
         from captum_pda.evidence.storage import save_evidence
 
@@ -353,7 +344,7 @@ class WindowEvidence:
     def show(
         self, target: TargetType = None, name: str | None = None, **options: Any
     ) -> tuple[Figure, list[Axes]]:
-        """Draw the explanation: the input with its strongest regions, the map, and its test.
+        """Draw the input with its strongest regions, the map, and its test.
 
         Args:
             target: the output to explain. Default: the most probable one, which the title names.
@@ -375,14 +366,10 @@ class WindowEvidence:
         """The report as one HTML page that needs nothing but itself.
 
         Args:
-            path: where to write it; None returns the page as a string.
+            path: where to write it, which is returned; None returns the page as a string.
             target: the output shown at first. Default: the most probable one.
             example: which one, where the evidence is of several.
-            options: as for ``captum_pda.report.write_report``: ``labels``, ``mean``, ``std``,
-                ``title``, ``truth``, ``test``.
-
-        Returns:
-            The page, or the path it was written to.
+            options: as for ``captum_pda.report.write_report``, such as ``labels``.
         """
         from captum_pda.report import write_report
 
@@ -467,10 +454,6 @@ class WindowEvidence:
         The strongest k% of the pixels are hidden, and then only they are shown, for 19 values of k,
         with the prior's conditional mean in the place of what is hidden. A map that explains the
         answer loses it in the first case and keeps it in the second.
-
-        Args:
-            target: the output to ask about.
-            example: which one, where the evidence is of several.
         """
         return self_test(self, target, example)
 
@@ -528,17 +511,14 @@ class WindowEvidence:
 
         Args:
             target: the class; without one, the class that is first.
-            n: how many parts at most.
+            n: how many parts at most; fewer are returned where there are no more.
             at_least: the probability (or raw output) to keep; without one the class is to be first.
             regions: as in ``coalitions``; without them all regions of about a 60th of the input.
             example: which one, where the evidence is of several.
             max_passes: how many sets of regions are asked at most for each part, each by one pass
-                (in ``necessary`` by one for each sample). Photos take 1 to 60 for the first part.
-                A part that is not minimal by then says so.
+                (in ``necessary`` by one for each sample). A part that is not minimal by then says
+                so.
             show_progress: whether to show a progress bar.
-
-        Returns:
-            The parts; none if even all regions of the order do not keep the answer by then.
         """
         search = (regions, example, max_passes, show_progress)
         return deciding_parts(self, target, None, at_least, True, n, *search)
@@ -555,17 +535,14 @@ class WindowEvidence:
     ) -> DecidingPart | None:
         """Few regions whose removal changes the answer, and to which class.
 
-        They are replaced by what the prior expects given all that is seen. The search is that of
-        ``sufficient``, and the part is minimal in the same sense.
+        They are replaced by what the prior expects given all that is seen. The part is found and
+        minimal as in ``sufficient``; None if the answer did not change.
 
         Args:
             target: the class; without one, the class that is first.
             expected: the class that is to become first; without one any other will do.
             below: the probability (or raw output) of the target to come under, instead.
             regions, example, max_passes, show_progress: as in ``sufficient``.
-
-        Returns:
-            The part; None if the answer did not change.
         """
         search = (regions, example, max_passes, show_progress)
         return next(iter(deciding_parts(self, target, expected, below, False, 1, *search)), None)
@@ -678,18 +655,12 @@ class WindowEvidence:
     ) -> tuple[list[list[EvidencePart]], list[Tensor]]:
         """The parts of a tensor by depth and context, and the mean map of each such question."""
         space = tuple(self.inputs[tensor].shape[2:])
-        groups: dict[tuple[str, str], list[EvidencePart]] = {}
-        for part in self.parts:
-            if part.tensor == tensor:
-                groups.setdefault((part.depth, part.context), []).append(part)
-        means = [
-            mean_map(
-                [part.map(part.differences(quantity), space, unfinished) for part in parts],
-                unfinished,
-            )
-            for parts in groups.values()
+        groups = questions_of([part for part in self.parts if part.tensor == tensor])
+        maps = [
+            [part.map(part.differences(quantity), space, unfinished) for part in parts]
+            for parts in groups
         ]
-        return list(groups.values()), means
+        return groups, [mean_map(own, unfinished) for own in maps]
 
     def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
         """Values of the regions (N, W), those of one tensor next to each other."""
@@ -707,6 +678,14 @@ class WindowEvidence:
             found = ", ".join(dict.fromkeys(str(getattr(part, kind)) for part in self.parts))
             raise ValueError(f"this evidence holds no {missing}; there are {found}")
         return replace(self, parts=parts)
+
+
+def questions_of(parts: Sequence[EvidencePart]) -> list[list[EvidencePart]]:
+    """The parts of each question: of one depth and context, in their order."""
+    questions: dict[tuple[str, str], list[EvidencePart]] = {}
+    for part in parts:
+        questions.setdefault((part.depth, part.context), []).append(part)
+    return list(questions.values())
 
 
 def to_attribution(values: Tensor, like: Tensor) -> Tensor:

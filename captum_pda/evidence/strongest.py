@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,8 +30,9 @@ Floats = npt.NDArray[np.float64]
 
 #: The share of the input that a listed region has at best: large enough to be a part of an object.
 REGION_SHARE = 1 / 25
-#: Regions whose value is a smaller share of the largest one are not listed.
-LEAST_SHARE = 0.02
+#: Regions whose value is a smaller share of the largest one are not listed: the map is pale there,
+#: and such regions of twelve photos were all marked as uncertain.
+LEAST_SHARE = 0.1
 #: A region that says no more than this, in bits, says next to nothing.
 LEAST_BITS = 0.01
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
@@ -58,7 +60,7 @@ class StrongRegion:
         seen: P(c) with everything seen, or the raw output.
         evidence: what it says in each context that was asked, in the measure's unit.
         changed: P(c) with the region changed, in each of these contexts, or the raw output.
-        uncertain: whether regions of other sizes disagree about it by as much as its value.
+        uncertain: whether the questions and sizes disagree about it by as much as its value.
         measure: what evidence is measured in.
         tied: whether the next region of the list is about as strong, so that the two might change
             places with other superpixels, or in a JPEG of the same photo.
@@ -105,10 +107,8 @@ class StrongRegion:
     @property
     def main_answer(self) -> str:
         """The first answer that has the sign of the map, where there is room for one only."""
-        agreeing = [
-            place for place, one in enumerate(self.evidence.values()) if one * self.value > 0
-        ]
-        return self.answers()[agreeing[0] if agreeing else 0]
+        agrees = [value * self.value > 0 for value in self.evidence.values()]
+        return self.answers()[agrees.index(True) if any(agrees) else 0]
 
     def __str__(self) -> str:
         return "; ".join(self.answers())
@@ -121,14 +121,9 @@ class StrongRegion:
         found = [
             words.answer(context, value, self.seen, self.changed[context], self.measure)
             for context, value in self.evidence.items()
-        ]
-        if not found:
-            found.append(f"{words.with_unit(self.value, self.measure)} on the map")
-        if self.uncertain:
-            found.append(words.UNCERTAIN)
-        elif self.tied:
-            found.append(words.TIED)
-        return found
+        ] or [f"{words.with_unit(self.value, self.measure)} on the map"]
+        doubt = words.UNCERTAIN if self.uncertain else words.TIED if self.tied else None
+        return found if doubt is None else [*found, doubt]
 
 
 def strongest_regions(
@@ -142,10 +137,10 @@ def strongest_regions(
 
     The map decides: a region counts by the mean of the map inside it. Listed regions do not
     overlap: one that shares up to a tenth of its pixels with those before is listed without these,
-    though its answers are about all of it. There may be fewer than ``n``, as only regions that do
-    speak for the class (or against it), with an answer of more than 0.01 bits, are listed. Of
-    several sizes, those are listed that have about a 25th of the input; where such a region says
-    next to nothing itself, the region of another size that makes the map there.
+    though its answers are about all of it. There may be fewer than ``n``: regions in which the map
+    has less than a tenth of the strongest, or that answer no question with more than 0.01 bits, are
+    not listed. Of several sizes, those are listed that have about a 25th of the input; where such a
+    region says next to nothing itself, the region of another size that makes the map there.
 
     Args:
         evidence: with one input tensor.
@@ -168,15 +163,16 @@ def strongest_regions(
         quantity = evidence.outputs.rather(target, rather_than)
     parts = [part for part in evidence.parts if part.depth == "input"] or list(evidence.parts)
     parts = [part for part in parts if part.regions.space == values.shape] or parts
-    answers = [part.differences(quantity)[example] for part in parts]
-    # The map of each part, and what its regions say, in standard deviations of that map.
-    maps, standardised = [], []
-    for part, answer in zip(parts, answers, strict=True):
-        own = plain_values(part.map(part.differences(quantity), values.shape)[example])
+    # What the regions of each part say, and its map, both in standard deviations of that map.
+    answers, maps, standardised = [], [], []
+    for part in parts:
+        each = part.differences(quantity)
+        own = plain_values(part.map(each, values.shape)[example])
         # A map of one region is flat, and its standard deviation is rounding.
         deviation = float(own.std()) if own.std() > FLAT * np.abs(own).max() else 1.0
+        answers.append(each[example])
         maps.append(own / deviation)
-        standardised.append(plain_values(answer) / deviation)
+        standardised.append(plain_values(each[example]) / deviation)
     mean_map = np.mean(maps, axis=0)
     sizes = []
     # Regions that are only read from random sets were not asked by themselves.
@@ -187,38 +183,39 @@ def strongest_regions(
         said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)
         expected = np.abs(means_inside(regions, example, mean_map)[1])
         carried = said >= OWN_SHARE * expected
-        sizes.append(_Size(regions, numbers, means, np.where(carried, said, 0), carried))
+        sizes.append(Size(regions, numbers, means, np.where(carried, said, 0), carried))
     prediction = evidence.outputs.prediction(target)
     seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
-    lists: tuple[list[StrongRegion], list[StrongRegion]] = ([], [])
     least = least_answer(evidence.measure)
-    for listed, kind in zip(lists, _strongest_in(values, sizes, example, n), strict=True):
-        for place, (size, row, pixels, value) in enumerate(kind):
-            number = int(size.numbers[row])
-            own_parts = [one for one, part in enumerate(parts) if part.regions == size.regions]
-            if all(abs(float(answers[one][number])) <= least for one in own_parts):
+
+    def told(kind: list[Chosen]) -> Iterator[StrongRegion]:
+        for chosen, following in zip_longest(kind, kind[1:]):
+            number = int(chosen.size.numbers[chosen.row])
+            own = [k for k, part in enumerate(parts) if part.regions == chosen.size.regions]
+            said = {parts[k].context: float(answers[k][number]) for k in own}
+            if all(abs(one) <= least for one in said.values()):
                 continue
-            each = np.array([one[pixels].mean() for one in maps])
+            each = np.array([one[chosen.pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
-            following = kind[place + 1].value if place + 1 < len(kind) else 0.0
-            listed.append(
-                StrongRegion(
-                    pixels,
-                    value,
-                    seen,
-                    {parts[one].context: float(answers[one][number]) for one in own_parts},
-                    {
-                        parts[one].context: float(prediction(parts[one].scores)[example, number])
-                        for one in own_parts
-                    },
-                    bool(disagree or not size.carried[row]),
-                    evidence.measure,
-                    bool(following) and abs(value) - abs(following) < CLOSE_SHARE * abs(value),
-                    number,
-                    size.regions,
-                )
+            gap = abs(chosen.value) - (abs(following.value) if following else 0)
+            yield StrongRegion(
+                chosen.pixels,
+                chosen.value,
+                seen,
+                said,
+                {
+                    parts[k].context: float(prediction(parts[k].scores)[example, number])
+                    for k in own
+                },
+                bool(disagree or not chosen.size.carried[chosen.row]),
+                evidence.measure,
+                gap < CLOSE_SHARE * abs(chosen.value),
+                number,
+                chosen.size.regions,
             )
-    return lists
+
+    speak_for, speak_against = strongest_in(values, sizes, example, n)
+    return list(told(speak_for)), list(told(speak_against))
 
 
 def least_answer(measure: Measure) -> float:
@@ -232,21 +229,20 @@ def regions_of_map(
     """The regions in which a map (*space) is strongest, for and against, where no region was asked
     by itself, as for GradientPDA."""
     regions, plain = listed_regions(kinds), plain_values(values)
-    least = least_answer(measure)
     numbers, means = means_inside(regions, 0, plain)
-    size = _Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
+    size = Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
     speak_for, speak_against = (
         [
             StrongRegion(one.pixels, one.value, math.nan, {}, {}, False, measure)
             for one in kind
-            if abs(one.value) > least
+            if abs(one.value) > least_answer(measure)
         ]
-        for kind in _strongest_in(plain, [size], 0, n)
+        for kind in strongest_in(plain, [size], 0, n)
     )
     return speak_for, speak_against
 
 
-class _Size(NamedTuple):
+class Size(NamedTuple):
     """Regions of one size: their numbers, the mean of the map inside each, its strongest answer
     with the sign of the map, and whether that is enough to list it."""
 
@@ -257,26 +253,26 @@ class _Size(NamedTuple):
     carried: Pixels
 
 
-class _Chosen(NamedTuple):
+class Chosen(NamedTuple):
     """A region of a list: its size, its row there, the pixels that no region before it has, and the
     mean of the map inside these."""
 
-    size: _Size
+    size: Size
     row: int
     pixels: Pixels
     value: float
 
 
-def _strongest_in(
-    values: Floats, sizes: Sequence[_Size], example: int, n: int
-) -> tuple[list[_Chosen], list[_Chosen]]:
+def strongest_in(
+    values: Floats, sizes: Sequence[Size], example: int, n: int
+) -> tuple[list[Chosen], list[Chosen]]:
     """The regions with the highest and the lowest means of a map (*space), which do not overlap."""
     preferred = listed_regions([size.regions for size in sizes], example)
     first = next(place for place, size in enumerate(sizes) if size.regions == preferred)
     strength = np.abs(sizes[first].means)
     queue = [(-one, first, row, False) for row, one in enumerate(strength.tolist())]
     heapq.heapify(queue)
-    chosen: tuple[list[_Chosen], list[_Chosen]] = ([], [])
+    chosen: tuple[list[Chosen], list[Chosen]] = ([], [])
     taken = np.zeros(values.shape, dtype=np.bool_)
     while queue and -queue[0][0] > LEAST_SHARE * strength.max():
         expected, place, row, is_replacement = heapq.heappop(queue)
@@ -285,12 +281,11 @@ def _strongest_in(
         is_negative = value < 0
         if len(chosen[is_negative]) == n:
             continue
-        pixels = pixels_of(size.regions, example, int(size.numbers[row]), values.shape)
-        shared = pixels & taken
-        if shared.sum() > SHARED_PART * pixels.sum():
+        whole = pixels_of(size.regions, example, int(size.numbers[row]), values.shape)
+        pixels = whole & ~taken
+        if whole.sum() - pixels.sum() > SHARED_PART * whole.sum():
             continue
-        if shared.any():
-            pixels &= ~taken
+        if (whole & taken).any():
             value = float(values[pixels].mean())
             if (value < 0) != is_negative:
                 continue
@@ -310,7 +305,7 @@ def _strongest_in(
                 heapq.heappush(queue, (-abs(sizes[best].means[other_row]), best, other_row, True))
                 continue
         taken |= pixels
-        chosen[is_negative].append(_Chosen(size, row, pixels, value))
+        chosen[is_negative].append(Chosen(size, row, pixels, value))
     for kind in chosen:  # what is left of a region may be stronger than all of it
         kind.sort(key=lambda one: -abs(one.value))
     return chosen
@@ -320,19 +315,20 @@ def listed_regions(
     kinds: Sequence[Regions], example: int = 0, wanted: float = REGION_SHARE
 ) -> Regions:
     """Of several sizes of regions, the one whose regions are nearest to a share of the input."""
+    return min(dict.fromkeys(kinds), key=lambda one: distance_to_share(one, example, wanted))
 
-    def distance(regions: Regions) -> float:
-        groups = [windows for windows in regions.boxes(example) if len(windows)]
-        total = sum(
-            len(windows) * math.prod(windows.window)
-            if windows.hidden is None
-            else int(windows.hidden.sum())
-            for windows in groups
-        )
-        share = total / sum(map(len, groups)) / math.prod(regions.space)
-        return abs(math.log(share / wanted))
 
-    return min(dict.fromkeys(kinds), key=distance)
+def distance_to_share(regions: Regions, example: int = 0, wanted: float = REGION_SHARE) -> float:
+    """How far the mean share that regions have of the input is from another, in logarithms."""
+    groups = [windows for windows in regions.boxes(example) if len(windows)]
+    total = sum(
+        len(windows) * math.prod(windows.window)
+        if windows.hidden is None
+        else int(windows.hidden.sum())
+        for windows in groups
+    )
+    share = total / sum(map(len, groups)) / math.prod(regions.space)
+    return abs(math.log(share / wanted))
 
 
 def means_inside(

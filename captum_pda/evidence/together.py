@@ -564,7 +564,7 @@ def deciding_parts(
                 parts.append(
                     DecidingPart(
                         numbers=tuple(game.numbers[place] for place in chosen),
-                        pixels=game.pixels[chosen].any(axis=0),
+                        pixels=np.logical_or.reduce(game.pixels[chosen]),
                         n_regions=len(game),
                         alone=alone,
                         target=own,

@@ -23,8 +23,8 @@ N_EXAMPLES, N_OUTPUTS = 4, 3
 
 #: The choice of all questions together.
 ALL_QUESTIONS = "All questions"
-#: What is said of a region about which the sizes disagree.
-UNCERTAIN = "uncertain: other sizes disagree"
+#: What is said of a region about which the parts of the map disagree.
+UNCERTAIN = "uncertain: questions and sizes disagree"
 #: What is said of a region that might change places with the next one of the list.
 TIED = "uncertain order: about as strong as the next"
 

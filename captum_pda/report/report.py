@@ -25,8 +25,8 @@ from captum_pda.evidence.strongest import (
     OWN_SHARE,
     SHARED_PART,
     StrongRegion,
+    distance_to_share,
     least_answer,
-    listed_regions,
     pixels_of,
     strongest_regions,
 )
@@ -51,7 +51,7 @@ from captum_pda.report.pictures import (
     thumbnail,
 )
 from captum_pda.report.space import PAGE as SPACE_PAGE
-from captum_pda.report.space import space_header
+from captum_pda.report.space import space_header, told
 from captum_pda.report.together import together_header
 from captum_pda.visualization.drawing import AGAINST, FOR
 
@@ -314,14 +314,30 @@ def _method_header(
         # Equal regions are one group, also where each context has its own object of them.
         key = part.depth, json.dumps(part.regions.settings(), sort_keys=True, default=str)
         parts.setdefault(key, []).append(part)
-    ranks = _ranks([own[0] for own in parts.values()], number, tuple(evidence.inputs[0].shape[2:]))
+    kinds = [own[0] for own in parts.values()]
+    space = tuple(evidence.inputs[0].shape[2:])
+
+    def looked_at(place: int) -> tuple[bool, bool, float]:
+        """Lists and pointers look at regions of the photo first, as ``strongest_regions`` does."""
+        depth, regions = kinds[place].depth, kinds[place].regions
+        return depth != "input", regions.space != space, distance_to_share(regions, number)
+
+    order = sorted(range(len(kinds)), key=looked_at)
     groups: list[dict[str, Any]] = []
     for (depth, _), own in parts.items():
         regions, boxes, owner = own[0].regions, None, None
         if _has_shapes(own[0], number):
-            owner = block.add(_owners(own[0], number), "int32")
+            # The region of each pixel, as the map of the regions' numbers.
+            each = torch.arange(len(regions), dtype=torch.float64, device="cpu")
+            numbers = regions.average(each.expand(len(evidence), -1))[number]
+            owner = block.add(numbers.numpy(), "int32")
         else:
-            boxes = block.add(_boxes(own[0], number), "uint16")
+            corners = np.zeros((len(regions), 4), dtype=np.int64)  # and shapes
+            for windows, members in zip(
+                regions.boxes(number), regions.members(number), strict=True
+            ):
+                corners[members, :2], corners[members, 2:] = windows.corner_array, windows.window
+            boxes = block.add(corners, "uint16")
         groups.append(
             {
                 "depth": depth,
@@ -333,12 +349,12 @@ def _method_header(
                 "parts": [
                     _part_header(block, part, evidence, number, columns, colours) for part in own
                 ],
-                "rank": ranks[len(groups)],
+                "rank": order.index(len(groups)),
             }
         )
     # Those that are looked at first come last, and so replace others that are equal.
-    order = sorted(zip(ranks, range(len(groups)), parts.values(), strict=True), reverse=True)
-    places = {part.regions: place for _, place, own in order for part in own}
+    every = list(parts.values())
+    places = {part.regions: place for place in reversed(order) for part in every[place]}
     pair = None if contrast is None else _listed(places, evidence, number, *contrast)
     return {
         "groups": groups,
@@ -399,20 +415,6 @@ def _part_header(
     return known
 
 
-def _ranks(parts: Sequence[EvidencePart], number: int, space: tuple[int, ...]) -> list[int]:
-    """The place of each group of regions among those that lists and pointers look at first: groups
-    of the photo before those of feature maps, as in ``strongest_regions``."""
-    ranks, left = [0] * len(parts), list(range(len(parts)))
-    for rank in range(len(parts)):
-        first = [n for n in left if parts[n].depth == "input"] or left
-        first = [n for n in first if parts[n].regions.space == space] or first
-        best = listed_regions([parts[n].regions for n in first], number)
-        place = next(n for n in first if parts[n].regions is best)
-        ranks[place] = rank
-        left.remove(place)
-    return ranks
-
-
 def _listed(
     places: Mapping[Regions, int],
     evidence: WindowEvidence,
@@ -424,50 +426,20 @@ def _listed(
     evidence that is not finished, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
-    kinds = strongest_regions(evidence, column, N_LISTED, second, number)
-    return {
-        kind: [
-            {
-                "group": places[cast(Regions, region.regions)],
-                "region": region.number,
-                "lost": _lost(region, number),
-                "value": region.value,
-                "answers": region.answers(),
-                "main": region.main_answer,
-            }
-            for region in regions
-        ]
-        for kind, regions in zip(("for", "against"), kinds, strict=True)
-    }
 
+    def place_of(region: StrongRegion) -> dict[str, Any]:
+        regions = cast(Regions, region.regions)
+        whole = pixels_of(regions, number, region.number, region.pixels.shape)
+        # The pixels that it is listed without, as others have them, in reading order.
+        lost = np.flatnonzero(whole & ~region.pixels).tolist()
+        return {"group": places[regions], "region": region.number, "lost": lost}
 
-def _lost(region: StrongRegion, number: int) -> list[int]:
-    """The pixels of a region that it is listed without, as others have them, in reading order."""
-    regions = cast(Regions, region.regions)
-    whole = pixels_of(regions, number, region.number, region.pixels.shape)
-    return np.flatnonzero(whole & ~region.pixels).tolist()
+    return told(strongest_regions(evidence, column, N_LISTED, second, number), place_of)
 
 
 def _has_shapes(part: EvidencePart, number: int) -> bool:
     """Whether regions have shapes of their own, rather than those of boxes."""
     return any(windows.hidden is not None for windows in part.regions.boxes(number))
-
-
-def _owners(part: EvidencePart, number: int) -> Any:
-    """The region of each pixel, where each has one."""
-    numbers = torch.arange(len(part.regions), dtype=torch.float64, device="cpu")
-    rows = numbers.expand(len(part.reference), -1)
-    return part.regions.average(rows)[number].numpy()
-
-
-def _boxes(part: EvidencePart, number: int) -> Any:
-    """The corner and shape of each region in its own space, (regions, 4); zeros without pixels."""
-    boxes = np.zeros((len(part.regions), 4), dtype=np.int64)
-    groups = zip(part.regions.boxes(number), part.regions.members(number), strict=True)
-    for windows, members in groups:
-        boxes[members, :2] = windows.corner_array
-        boxes[members, 2:] = windows.window
-    return boxes
 
 
 def _test_header(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from PIL import Image, ImageDraw
 
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
-from captum_pda.evidence.strongest import strongest_regions
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.drawing import evidence_map, strongest_place
-from captum_pda.visualization.space import MOST_CHANNELS, channels_of, volume_picture
+from captum_pda.visualization.drawing import Floats, evidence_map, picture_of_map, strongest_place
+from captum_pda.visualization.space import MOST_CHANNELS
 
 PAGE = Page(
     "Evidence",
@@ -60,26 +61,17 @@ def space_header(
             for place, region in enumerate(regions):
                 label[region.pixels] = 1 + place + n_listed * against
         marks.append(label[thin])
-        lists.append(
-            {
-                kind: [
-                    {
-                        "value": region.value,
-                        "answers": region.answers(),
-                        "main": region.main_answer,
-                        "place": [one // step for one in strongest_place(region, own_map)],
-                    }
-                    for region in regions
-                ]
-                for kind, regions in zip(("for", "against"), kinds, strict=True)
-            }
-        )
+
+        def place_of(region: StrongRegion, own_map: Floats = own_map) -> dict[str, Any]:
+            return {"place": [one // step for one in strongest_place(region, own_map)]}
+
+        lists.append(told(kinds, place_of))
     if dims == 1:
-        shown = channels_of(example, mean, std)[:MOST_CHANNELS]
+        shown = picture_of_map(example, space, mean, std).T[:MOST_CHANNELS]
         values = block.add(shown, "float32")
         small, n_channels = _small_signal(shown), len(shown)
     else:
-        pixels = np.round(255 * volume_picture(example, mean, std)[thin]).astype(np.uint8)
+        pixels = np.round(255 * picture_of_map(example, space, mean, std)[thin]).astype(np.uint8)
         n_channels = pixels.shape[-1]
         values = block.add(pixels, "uint8")
         strongest = [*lists[0]["for"], *lists[0]["against"]]
@@ -102,6 +94,24 @@ def space_header(
         "scale_words": words.scale_words(evidence.parts),
     }
     return header, small
+
+
+def told(
+    kinds: Sequence[Sequence[StrongRegion]], place_of: Callable[[StrongRegion], dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """What a page says of the regions for an output and against it, and where they lie."""
+    return {
+        kind: [
+            {
+                "value": region.value,
+                "answers": region.answers(),
+                "main": region.main_answer,
+                **place_of(region),
+            }
+            for region in regions
+        ]
+        for kind, regions in zip(("for", "against"), kinds, strict=True)
+    }
 
 
 def _small_signal(channels: Any) -> Bytes:

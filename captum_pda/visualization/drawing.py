@@ -90,16 +90,13 @@ def unnormalised(values: Floats, mean: Numbers, std: Numbers) -> Floats:
         return values
     if mean is None or std is None:
         raise ValueError("mean and std undo a normalisation together; give both or neither")
-    factors = []
     for name, given in (("std", std), ("mean", mean)):
-        factors.append(np.asarray(given, dtype=np.float64).reshape(-1))
-        if len(factors[-1]) not in (1, values.shape[-1]):
+        if np.size(given) not in (1, values.shape[-1]):
             raise ValueError(
-                f"{name} has {len(factors[-1])} entries for an image of {values.shape[-1]} "
+                f"{name} has {np.size(given)} entries for an image of {values.shape[-1]} "
                 "channels; give one for all or one for each"
             )
-    total: Floats = values * factors[0] + factors[1]
-    return total
+    return np.asarray(values * np.ravel(std) + np.ravel(mean), dtype=np.float64)
 
 
 def to_channels_last(name: str, given: Image, dims: int = 2) -> Floats:
@@ -138,14 +135,21 @@ def to_channels_last(name: str, given: Image, dims: int = 2) -> Floats:
     return values
 
 
-def picture_of_map(image: Image, values: Floats, mean: Numbers, std: Numbers) -> Floats:
-    """The image as it can be shown, if it has the size of its map."""
-    shown = picture(image, mean, std)
-    if shown.shape[:2] != values.shape:
+def picture_of_map(image: Image, space: Sequence[int], mean: Numbers, std: Numbers) -> Floats:
+    """The image as it can be shown, if it has the shape of its map: of one dimension, the values of
+    each channel; of three, in grey unless there are 3 channels."""
+    dims = len(space)
+    if dims == 1:
+        shown = unnormalised(to_channels_last("signal", image, 1), mean, std)
+    else:
+        shown = picture(image, mean, std, dims)
+    if shown.shape[:dims] != tuple(space):
+        own, wanted = (" x ".join(map(str, one)) for one in (shown.shape[:dims], space))
         raise ValueError(
-            f"image is {shown.shape[0]} x {shown.shape[1]} where its map is {values.shape[0]} x "
-            f"{values.shape[1]}; pass the tensor that was explained"
+            f"image is {own} where its map is {wanted}; pass the tensor that was explained"
         )
+    if dims == 3 and shown.shape[3] != 3:
+        return np.asarray(shown.mean(axis=3, keepdims=True))
     return shown
 
 
@@ -219,14 +223,13 @@ def draw_colorbar(
     data = np.concatenate(
         [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]
     )
-    extend = {(0, 0): "neither", (1, 0): "min", (0, 1): "max", (1, 1): "both"}
+    ends = ("neither", "max", "min", "both")[2 * (data < low).any() + (data > high).any()]
     place: dict[str, Any] = {"cax": own_axes, "orientation": "horizontal"}
     if own_axes is None:
         shrink = 0.8 if len(axes) == 1 else 0.5
         # A long bar need not be thick.
         place = {"ax": list(axes), "location": "bottom", "shrink": shrink}
         place["aspect"] = 20 * min(len(axes), 3)
-    ends = extend[bool((data < low).any()), bool((data > high).any())]
     return figure.colorbar(heat_maps[0], label=label, extend=ends, **place)
 
 

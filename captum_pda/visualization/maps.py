@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
+from captum_pda.evidence.evidence import WindowEvidence, questions_of
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure, find_measure
 from captum_pda.regions.contexts import CONTEXTS
@@ -75,7 +75,7 @@ def visualize_evidence(
     """
     method = _checked_method(method, image, METHODS)
     values = drawing.evidence_map(attribution)
-    shown = None if image is None else drawing.picture_of_map(image, values, mean, std)
+    shown = None if image is None else drawing.picture_of_map(image, values.shape, mean, std)
     label = find_measure(measure).label
     scale = drawing.checked_scale(scale, values)
     figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
@@ -162,7 +162,8 @@ def visualize_evidence_multiple(
     label = find_measure(measure).label
     maps = [drawing.evidence_map(attribution) for attribution in attributions]
     shown = [
-        None if image is None else drawing.picture_of_map(image, one, mean, std) for one in maps
+        None if image is None else drawing.picture_of_map(image, one.shape, mean, std)
+        for one in maps
     ]
     one_scale = shared_scale or scale is not None
     scales = [drawing.checked_scale(scale, *(maps if one_scale else [one])) for one in maps]
@@ -226,12 +227,11 @@ def visualize_evidence_parts(
             f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
             "tensors; explain a single image with two spatial dimensions to draw its parts"
         )
-    rows: dict[tuple[str, str], list[EvidencePart]] = {}
-    for part in evidence.parts:
-        rows.setdefault((part.depth, part.context), []).append(part)
+    rows = questions_of(evidence.parts)
     whole = _map(evidence, target, rather_than)
-    shown = drawing.picture_of_map(evidence.inputs[0] if image is None else image, whole, mean, std)
-    columns = max(2, *(len(row) for row in rows.values()))
+    image = evidence.inputs[0] if image is None else image
+    shown = drawing.picture_of_map(image, whole.shape, mean, std)
+    columns = max(2, *map(len, rows))
     size = columns * PART_WIDTH, (1 + len(rows)) * (PART_WIDTH + 0.6)
     figure = drawing.new_figure(size, use_pyplot)
     grid = figure.subplots(1 + len(rows), columns, squeeze=False)
@@ -242,10 +242,12 @@ def visualize_evidence_parts(
     drawing.draw_picture(grid[0, 0], shown)
     drawing.finish(grid[0, 0], "the photo")
     panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
-    for row, own in enumerate(rows.values(), start=1):
+    for row, own in enumerate(rows, start=1):
         for column, part in enumerate(own):
             values = _map(replace(evidence, parts=(part,)), target, rather_than)
-            panels.append((grid[row, column], values, _part_words(part)))
+            title = part.regions.title if part.depth == "input" else f"features of {part.depth}"
+            words = f"{title}\n{CONTEXTS[part.context].each}"
+            panels.append((grid[row, column], values, words))
     for axes, values, words in panels:
         # Larger regions hold more bits, so each map has its own scale.
         heat_map = drawing.draw_map(axes, values, drawing.checked_scale(None, values), shown)
@@ -258,13 +260,8 @@ def visualize_evidence_parts(
     return figure, used
 
 
-def _part_words(part: EvidencePart) -> str:
-    """What a part's map shows, in two short lines."""
-    title = part.regions.title if part.depth == "input" else f"features of {part.depth}"
-    return f"{title}\n{CONTEXTS[part.context].each}"
-
-
 def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:
-    if rather_than is None:
-        return drawing.evidence_map(cast(Tensor, evidence.attribution(target)))
-    return drawing.evidence_map(cast(Tensor, evidence.contrast(target, rather_than)))
+    found = evidence.attribution(target)
+    if rather_than is not None:
+        found = evidence.contrast(target, rather_than)
+    return drawing.evidence_map(cast(Tensor, found))

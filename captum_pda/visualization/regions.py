@@ -21,13 +21,11 @@ from captum_pda.model.measures import Measure
 from captum_pda.visualization import drawing
 from captum_pda.visualization.drawing import AGAINST, FOR, USUAL_CHANNELS, Floats, Image, Numbers
 from captum_pda.visualization.space import (
-    channels_of,
     draw_signal,
     draw_slices,
     mark_spans,
     panel_sizes,
     signal_height,
-    volume_picture,
 )
 
 #: How many letters of a title fit above a panel, and of words in an inch.
@@ -77,13 +75,8 @@ def visualize_strongest_regions(
             "spatial dimensions. visualize_explanation draws signals and volumes"
         )
     kinds = strongest_regions(evidence, target, n, example=example)
-    shown = drawing.picture(evidence.inputs[0][example or 0] if image is None else image, mean, std)
-    space = tuple(evidence.inputs[0].shape[2:])
-    if shown.shape[:2] != space:
-        raise ValueError(
-            f"image is {shown.shape[0]} x {shown.shape[1]} where the regions lie in {space}; pass "
-            "the tensor that was explained"
-        )
+    image = evidence.inputs[0][example or 0] if image is None else image
+    shown = drawing.picture_of_map(image, evidence.inputs[0].shape[2:], mean, std)
     figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
     grid = figure.add_gridspec(2, 2 + n)
     axes = [figure.add_subplot(grid[:, :2])]
@@ -182,7 +175,12 @@ def visualize_explanation(
         >>> visualize_explanation(PDA(model).evidence(image), husky, name="husky")
     """
     number = evidence.checked_example(example)
-    target, name = _named(evidence, target, name, number)
+    if target is None and not evidence.outputs.summed and evidence.scores.shape[1] > 1:
+        target = evidence.top(number)
+        prediction = evidence.measure.prediction(evidence.scores[number, target])
+        said = evidence.measure.in_words(float(prediction))
+        name = name or f"most probable: output {target} ({said})"
+    name = name or "the input"
     kinds = strongest_regions(evidence, target, n, rather_than, number)
     found = evidence.attribution(target)
     if rather_than is not None:
@@ -191,23 +189,21 @@ def visualize_explanation(
         test = evidence.self_test(target, number)
     tests = [test] if isinstance(test, SelfTest) else []
     total = total_words(evidence, number, target) if rather_than is None else None
-    said = regions_in_words(evidence.measure, *kinds)
-    words = [*([total] if total else []), *map(str, tests), *said, *([note] if note else [])]
+    listed = regions_in_words(evidence.measure, *kinds)
+    words = [*([total] if total else []), *map(str, tests), *listed, *([note] if note else [])]
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
     values = drawing.evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
     scale = drawing.checked_scale(scale, values)
+    shown = drawing.picture_of_map(image, values.shape, mean, std)
     if dims == 2:
-        shown = drawing.picture_of_map(image, values, mean, std)
         if (channels := shown.shape[2]) not in USUAL_CHANNELS:
             shown = shown.mean(2, keepdims=True)
             words.append(f"Drawn: mean of {channels} channels")
         widths, height = [3.4, 3.4], 3.4 * min(max(shown.shape[0] / shown.shape[1], 0.5), 2)
     elif dims == 1:
-        shown = channels_of(image, mean, std)
-        widths, height = [7.6], max(signal_height(len(shown)), 2.4 * len(tests))
+        widths, height = [7.6], max(signal_height(shown), 2.4 * len(tests))
     else:
-        shown = volume_picture(image, mean, std)
         widths, height = panel_sizes(values.shape, spacing)
     rows = 2 if dims == 3 else 1
     widths += [3.4] * len(tests)
@@ -239,9 +235,9 @@ def visualize_explanation(
         mark_spans(axes[0], kinds, spacing)
         axes[0].set_title(f"{name}: red speaks for it, blue against it", pad=14)
     else:
-        listed = sorted([*kinds[0], *kinds[1]], key=lambda one: -abs(one.value))
+        strongest = max([*kinds[0], *kinds[1]], key=lambda one: abs(one.value), default=None)
         middle = tuple(size // 2 for size in values.shape)
-        place = drawing.strongest_place(listed[0], values) if listed else middle
+        place = drawing.strongest_place(strongest, values) if strongest else middle
         draw_slices(axes[:3], shown, place, spacing, kinds)
         heat_map = draw_slices(axes[3:], shown, place, spacing, (), values, scale)[0]
         figure.suptitle("\n".join(title), x=0.01, fontsize=11, horizontalalignment="left")
@@ -256,20 +252,6 @@ def visualize_explanation(
         visualize_self_test(tested, (figure, axes[-1]))
     drawing.show(use_pyplot)
     return figure, axes
-
-
-def _named(
-    evidence: WindowEvidence, target: TargetType, name: str | None, number: int
-) -> tuple[TargetType, str]:
-    """The output to draw, the most probable one where none was asked for, and its name."""
-    only_one = evidence.outputs.summed or evidence.scores.shape[1] == 1
-    if target is not None or only_one:
-        return target, name or "the input"
-    top = evidence.top(number)
-    said = evidence.measure.in_words(
-        float(evidence.measure.prediction(evidence.scores[number, top]))
-    )
-    return top, name or f"most probable: output {top} ({said})"
 
 
 def regions_in_words(
@@ -298,11 +280,10 @@ def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) 
     """Draw a region and half as much again on every side."""
     drawing.draw_picture(axes, shown)
     drawing.outline_pixels(axes, region.pixels, colour, region.uncertain)
-    for first, width, size, limit, turned in (
-        (region.corner[1], region.shape[1], shown.shape[1], axes.set_xlim, False),
-        (region.corner[0], region.shape[0], shown.shape[0], axes.set_ylim, True),
-    ):
+    ends = []
+    for first, width, size in zip(region.corner, region.shape, shown.shape[:2], strict=True):
         span = min(2 * width, size)
         start = int(np.clip(first - width // 2, 0, size - span))
-        ends = start - 0.5, start + span - 0.5
-        limit(*(ends[::-1] if turned else ends))
+        ends.append((start - 0.5, start + span - 0.5))
+    axes.set_xlim(ends[1])
+    axes.set_ylim(ends[0][::-1])

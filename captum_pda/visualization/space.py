@@ -52,8 +52,9 @@ def visualize_signal(
         >>> attribution = EfficientPDA(model).attribute(ecg, target=3)
         >>> visualize_signal(attribution, ecg, spacing=1 / 500)
     """
-    values, shown = drawing.evidence_map(attribution, 1), channels_of(signal, mean, std)
-    size = fig_size or (8, signal_height(len(shown)) + 1)
+    values = drawing.evidence_map(attribution, 1)
+    shown = drawing.picture_of_map(signal, values.shape, mean, std)
+    size = fig_size or (8, signal_height(shown) + 1)
     figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, size, use_pyplot)
     drawn = draw_signal(axes, shown, values, drawing.checked_scale(scale, values), spacing)
     drawing.draw_colorbar(figure, [axes], [drawn], find_measure(measure).label)
@@ -97,12 +98,12 @@ def visualize_volume(
         >>> attribution = EfficientPDA(model).attribute(scan, target=1)
         >>> visualize_volume(attribution, scan, spacing=(3.0, 0.7, 0.7))
     """
-    values, shown = drawing.evidence_map(attribution, 3), volume_picture(volume, mean, std)
+    values = drawing.evidence_map(attribution, 3)
+    shown = drawing.picture_of_map(volume, values.shape, mean, std)
     if at is None:
-        known = np.where(np.isfinite(values), np.abs(values), 0)
-        at = [int(one) for one in np.unravel_index(int(known.argmax()), values.shape)]
-    inside = [0 <= one < size for one, size in zip(at, values.shape, strict=False)]
-    if len(at) != 3 or not all(inside):
+        strength = np.nan_to_num(np.abs(values), posinf=0)
+        at = [int(one) for one in np.unravel_index(strength.argmax(), values.shape)]
+    if len(at) != 3 or not all(0 <= a < b for a, b in zip(at, values.shape, strict=True)):
         raise ValueError(f"at={tuple(at)} is not a voxel of a volume of {values.shape}")
     widths, height = panel_sizes(values.shape, spacing)
     figure = drawing.new_figure(fig_size or (sum(widths) + 0.4, 2 * height + 1.4), use_pyplot)
@@ -118,28 +119,12 @@ def visualize_volume(
     return figure, list(np.ravel(grid))
 
 
-def channels_of(signal: Tensor, mean: Numbers = None, std: Numbers = None) -> Floats:
-    """The channels of one signal, (C, T), without their normalisation."""
-    return drawing.unnormalised(drawing.to_channels_last("signal", signal, 1), mean, std).T
-
-
-def volume_picture(volume: Tensor, mean: Numbers = None, std: Numbers = None) -> Floats:
-    """A volume as it can be shown, (D, H, W, C) from 0 to 1: in grey unless it has 3 channels."""
-    shown = drawing.picture(volume, mean, std, 3)
-    return shown if shown.shape[3] == 3 else shown.mean(axis=3, keepdims=True)
-
-
 def draw_signal(
     axes: Axes, shown: Floats, values: Floats, scale: float, spacing: Any = None
 ) -> AxesImage:
-    """Draw channels (C, T) below each other over a background coloured by the map (T,)."""
-    if shown.shape[1:] != values.shape:
-        raise ValueError(
-            f"signal has {shown.shape[1]} samples where its map has {len(values)}; pass the tensor "
-            "that was explained"
-        )
+    """Draw channels (T, C) below each other over a background coloured by the map (T,)."""
     (step,) = checked_spacing(spacing, 1)
-    some = shown[:MOST_CHANNELS]
+    some = shown.T[:MOST_CHANNELS]
     low, high = some.min(axis=1, keepdims=True), some.max(axis=1, keepdims=True)
     offsets = -1.2 * np.arange(len(some))
     ends = -0.5 * step, (len(values) - 0.5) * step
@@ -155,7 +140,7 @@ def draw_signal(
     heights = (some - low) / np.where(high > low, high - low, 1.0) + offsets[:, None]
     axes.plot(np.arange(len(values)) * step, heights.T, color="0.1", linewidth=0.9)
     axes.set_yticks(offsets + 0.5, [str(number) for number in range(len(some))], fontsize=7)
-    left = len(shown) - len(some)
+    left = shown.shape[1] - len(some)
     axes.set_ylabel("channel" if not left else f"channel (and {left} more)", fontsize=8)
     axes.set_xlabel("sample" if spacing is None else "time", fontsize=8)
     axes.tick_params(labelsize=7)
@@ -188,11 +173,6 @@ def draw_slices(
 ) -> list[AxesImage]:
     """Draw the slices of a volume (D, H, W, C) that meet in a voxel, with cross-hairs: with the
     outlines of regions for and against, or with a map (D, H, W) over the volume in grey."""
-    if values is not None and values.shape != shown.shape[:3]:
-        raise ValueError(
-            f"volume has {shown.shape[:3]} voxels where its map has {values.shape}; pass the "
-            "tensor that was explained"
-        )
     sides = checked_spacing(spacing, 3)
     drawn = []
     for axis, panel in enumerate(panels):
@@ -226,9 +206,9 @@ def panel_sizes(shape: tuple[int, ...], spacing: Any) -> tuple[list[float], floa
     return [max(0.9, one) for one in (width, width, height)], max(0.5, depth, height)
 
 
-def signal_height(channels: int) -> float:
-    """Inches for the channels of a signal."""
-    return 0.8 + 0.45 * min(channels, MOST_CHANNELS)
+def signal_height(shown: Floats) -> float:
+    """Inches for the channels of a signal (T, C)."""
+    return 0.8 + 0.45 * min(int(shown.shape[1]), MOST_CHANNELS)
 
 
 def checked_spacing(spacing: Any, dims: int) -> tuple[float, ...]:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from captum_pda import PDA, EfficientPDA, WindowEvidence
 from captum_pda.evidence.strongest import strongest_regions
-from captum_pda.visualization.drawing import draw_map, innermost
+from captum_pda.visualization.drawing import draw_map, innermost, picture_of_map
 from captum_pda.visualization.regions import draw_outlines
-from captum_pda.visualization.space import draw_slices, volume_picture
+from captum_pda.visualization.space import draw_slices
 
 FOLDER = Path(__file__).parent
 SIDE = 2.1  # inches of a panel
@@ -278,7 +278,7 @@ def volume() -> None:
     figure, axes = panels(3)
     draw_slices(
         axes,
-        volume_picture(scan),
+        picture_of_map(scan, scan.shape[1:], None, None),
         innermost(kinds[0][0].pixels),
         values=values,
         scale=float(np.abs(values).max()),

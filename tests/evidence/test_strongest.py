@@ -12,13 +12,14 @@ from torch import nn
 from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, strongest_regions
 from captum_pda.evidence.strongest import (
     LEAST_BITS,
+    LEAST_SHARE,
     SHARED_PART,
-    _Size,
-    _strongest_in,
+    Size,
     listed_regions,
     means_inside,
     pixels_of,
     regions_of_map,
+    strongest_in,
 )
 
 
@@ -80,7 +81,7 @@ def test_patches_of_a_mask_are_listed_one_by_one_in_their_own_shape():
     evidence = EfficientPDA(make_classifier()).evidence(image, feature_mask=mask)
     for_it, against_it = checked(evidence, 2, n=16)
     listed = [*for_it, *against_it]
-    weak = max(LEAST_BITS, 0.02 * max(abs(region.value) for region in listed))
+    weak = max(LEAST_BITS, LEAST_SHARE * max(abs(region.value) for region in listed))
     values = evidence.window_values(2)[0]
     assert len(listed) == int((values.abs() > weak).sum())
     assert {region.shape for region in listed} == {(16, 16)}
@@ -199,10 +200,10 @@ def test_no_stronger_region_is_left_out_for_a_few_shared_pixels(seed, given):
         numbers, means = means_inside(part.regions, 0, values)
         carried = random.random(len(means)) < 0.7
         said = np.where(carried, random.random(len(means)), 0)
-        sizes.append(_Size(part.regions, numbers, means, said, carried))
+        sizes.append(Size(part.regions, numbers, means, said, carried))
     preferred = listed_regions([size.regions for size in sizes])
     size = next(size for size in sizes if size.regions == preferred)
-    kinds = _strongest_in(values, sizes, 0, 3)
+    kinds = strongest_in(values, sizes, 0, 3)
     listed = [one for kind in kinds for one in kind]
     taken = np.sum([one.pixels for one in listed], axis=0)
     assert taken.max() == 1

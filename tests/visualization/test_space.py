@@ -124,7 +124,7 @@ def test_a_signal_counts_time_and_tells_of_channels_that_are_left_out():
     _, axes = visualize_signal(attribution, signal, spacing=0.1, use_pyplot=False)
     assert axes.get_xlim() == pytest.approx((-0.05, 4.95))
     assert axes.get_ylabel() == "channel (and 4 more)"
-    with pytest.raises(ValueError, match="50 samples where its map has 49"):
+    with pytest.raises(ValueError, match="image is 50 where its map is 49"):
         visualize_signal(attribution[:, 1:], signal, use_pyplot=False)
     with pytest.raises(ValueError, match="both or neither"):
         visualize_signal(attribution, signal, mean=0.5, use_pyplot=False)

@@ -264,15 +264,15 @@ function saidByRegions(groups, contexts, question, map, photo, ownShare) {
       maps.push(own.map((value) => value / deviation));
       return values.map((value) => (Number.isFinite(value) ? value / deviation : 0));
     });
-    const said = average(answers, answers.map(() => 1));
-    return { group, said, means: meansInside(group, map, photo) };
+    const means = meansInside(group, map, photo);
+    const said = means.map((mean, region) => Math.max(...answers.map((own) => Math.sign(mean) * own[region])));
+    return { group, said, means };
   });
   const mean = average(maps, maps.map(() => 1));
   for (const size of sizes) {
     const expected = meansInside(size.group, mean, photo);
-    const signed = size.said.map((value, region) => Math.sign(size.means[region]) * value);
-    size.carried = Array.from(signed, (value, region) => value >= ownShare * Math.abs(expected[region]));
-    size.said = signed.map((value, region) => (size.carried[region] ? value : 0));
+    size.carried = Array.from(size.said, (value, region) => value >= ownShare * Math.abs(expected[region]));
+    size.said = size.said.map((value, region) => (size.carried[region] ? value : 0));
   }
   // Regions that are only read from random sets were not asked by themselves.
   const alone = sizes.filter(({ group }) =>
@@ -359,7 +359,7 @@ function pixelsOf({ group, region, lost = new Set() }, photo) {
   return pixels;
 }
 
-// Whether regions of other sizes disagree about a region by as much as its value.
+// Whether the questions and sizes disagree about a region by as much as its value.
 function isUncertain(found, maps, photo) {
   if (maps.length < 2) return false;
   const pixels = pixelsOf(found, photo);
