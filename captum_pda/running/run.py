@@ -407,7 +407,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._measured_from: tuple[float, int] | None = None
         # No time yet: a model's first pass may take far longer than those that follow.
         described = None if title is None else f"{title}: {costs(total, 0)}"
-        super().__init__(total=total, desc=described, disable=title is None, unit="pass")
+        # No second estimate: that of tqdm takes all passes for equally long.
+        shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
+        super().__init__(total=total, desc=described, disable=title is None, bar_format=shown)
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count passes that are done, and tell what all of them cost as soon as that is known."""

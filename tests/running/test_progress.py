@@ -49,6 +49,7 @@ def test_the_bar_tells_the_time_once_it_was_measured() -> None:
         clock.now += 2
         bar.update(100)
         assert "Efficient PDA: 1,760 passes, about 44 s" in str(bar)
+        assert str(bar).endswith("| 110/1760 [00:00]")  # and no other time
 
 
 def test_a_long_run_that_nobody_watches_is_said_once() -> None:
