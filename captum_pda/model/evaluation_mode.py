@@ -85,7 +85,11 @@ class _Borrowed:
                 for name, buffer in module.named_buffers(recurse=False)
                 if type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
             ]
-        if not self._has_warned and any(map(_differs_in_training, left)):
+        # A fresh wrapper around a model in evaluation mode has no weights and drops no values.
+        if not self._has_warned and any(
+            "Dropout" in type(each).__name__ or list(each.parameters(recurse=False))
+            for each in left
+        ):
             self._has_warned = True
             warn_user(
                 "the model is in training mode, where its predictions are random or depend on "
@@ -126,13 +130,6 @@ def _are_equal(now: Any, before: Tensor) -> bool:
     if not isinstance(now, Tensor) or now.shape != before.shape or now.dtype != before.dtype:
         return False
     return now.device == before.device and torch.allclose(now, before, 0, 0, equal_nan=True)
-
-
-def _differs_in_training(module: nn.Module) -> bool:
-    """Whether a module in training mode was likely left so: it has weights, or it drops values. A
-    fresh wrapper around a model in evaluation mode has neither."""
-    holds = next(module.parameters(recurse=False), None) is not None
-    return holds or "Dropout" in type(module).__name__
 
 
 def _is_compiled(module: object) -> bool:

@@ -160,33 +160,27 @@ def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
         raise TypeError(f"{name}={target!r} must be an integer or a tuple of integers") from None
     if not output_shape and index == [0]:
         return 0
-    if len(index) != len(output_shape):
+    shape = tuple(output_shape)
+    if len(index) != len(shape):
         raise ValueError(
-            f"{name}={target!r} has {len(index)} entries for outputs of shape "
-            f"{tuple(output_shape)} per example; give a tuple of {len(output_shape)}"
+            f"{name}={target!r} has {len(index)} entries for outputs of shape {shape} per example; "
+            f"give a tuple of {len(shape)}"
         )
-    for number, size in zip(index, output_shape, strict=True):
+    for number, size in zip(index, shape, strict=True):
         if not -size <= number < size:
             raise ValueError(
-                f"{name}={target!r} is out of range: the model has outputs of shape "
-                f"{tuple(output_shape)} per example, so the last one is {size - 1} where "
-                f"{number} stands"
+                f"{name}={target!r} is out of range: the model has outputs of shape {shape} per "
+                f"example, so the last one is {size - 1} where {number} stands"
             )
-    positive = [number % size for number, size in zip(index, output_shape, strict=True)]
-    return int(np.ravel_multi_index(positive, output_shape))
+    return int(np.ravel_multi_index(np.mod(index, shape).tolist(), shape))
 
 
 def masked_columns(
     target: object, output_shape: tuple[int, ...], name: str = "target"
 ) -> list[int] | None:
-    """The flat columns of a region of outputs, or None where ``target`` is not a mask.
-
-    Args:
-        target: a boolean mask of the outputs of one example, or (class, mask) with a mask of the
-            places that each class has a score for, as in segmentation.
-        output_shape: the shape of one example's output, ``outputs.shape[1:]``.
-        name: what to call the argument in an error.
-    """
+    """The flat columns of a region of outputs, or None where ``target`` is not a mask: a boolean
+    mask of the outputs of one example, or (class, mask) with one of the places that each class has
+    a score for, as in segmentation. The other arguments are those of ``target_columns``."""
     of_class = isinstance(target, tuple) and len(target) == 2
     given: Any = target[1] if of_class else target  # type: ignore[index]
     if not isinstance(given, Tensor | np.ndarray) or given.dtype not in (torch.bool, np.bool_):
@@ -198,11 +192,11 @@ def masked_columns(
             f"{tuple(output_shape)} per example; give one of that shape, or (class, mask) with one "
             f"of shape {tuple(output_shape[1:])}"
         )
-    columns: list[int] = np.flatnonzero(torch.as_tensor(given).cpu().numpy()).tolist()
-    if not columns:
+    if not torch.as_tensor(given).any():
         raise ValueError(f"{name} is a mask without a True; there is nothing to explain")
+    columns = np.arange(math.prod(output_shape)).reshape(output_shape)
     if of_class:
-        places = (0,) * len(expected)
-        first = _column((target[0], *places), output_shape, name)  # type: ignore[index]
-        columns = [first + column for column in columns]
-    return columns
+        first = _column((target[0], *(0,) * len(expected)), output_shape, name)  # type: ignore[index]
+        columns = columns[first // math.prod(expected)]
+    kept: list[int] = columns[torch.as_tensor(given).cpu().numpy()].tolist()
+    return kept

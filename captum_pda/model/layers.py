@@ -60,10 +60,9 @@ class MapLayout:
 def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | None:
     """How a tensor of this shape holds a feature map of inputs with this spatial shape.
 
-    A tensor with as many spatial dimensions as the input has its channels first, or last if only
-    the dimensions in the middle have the input's proportions. For images, (N, tokens, channels) is
-    the grid of a transformer's patches, after its class token and registers. None for others, such
-    as pooled features.
+    Channels are first, or last if only the dimensions in the middle have the input's proportions.
+    For images, (N, tokens, channels) is the grid of a transformer's patches, after its class token
+    and registers. None for others, such as pooled features.
     """
     #: Of square patches of every side.
     grids = [tuple(size // side for size in space) for side in range(1, min(space) + 1)]
@@ -138,10 +137,9 @@ class Layer:
 class LayerCall:
     """Runs a model with other feature maps in one of its layers.
 
-    The part of the model that comes before the layer is run on a single copy, and in the layer
-    that copy becomes as many as there are maps. A model that cannot go on from there, because it
-    looks at the batch size early or joins the layer's output with earlier tensors, is run as a
-    whole on all copies. Three maps are tried both ways to find out.
+    What comes before the layer is run on a single copy, which becomes as many as there are maps in
+    the layer. A model that cannot go on from there, because it looks at the batch size early or
+    joins the layer's output with earlier tensors, is run as a whole on all copies.
 
     Attributes:
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
@@ -172,11 +170,10 @@ class LayerCall:
         #: The position of each feature map among what the layer returns, and how it is held.
         self._maps = [(place, layout) for place, layout in enumerate(layouts) if layout]
         if not self._maps:
+            shapes = [getattr(item, "shape", None) for item in items]
             found = " and ".join(
-                f"a tensor of shape {tuple(item.shape)}"
-                if isinstance(item, Tensor)
-                else type(item).__name__
-                for item in items
+                type(item).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+                for item, shape in zip(items, shapes, strict=True)
             )
             raise ValueError(
                 f"layer {layer.name!r} holds no spatial feature map: it has {found}; choose a "
@@ -292,10 +289,10 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
     """The model from its last layer with a spatial feature map on.
 
     Modules are tried from the last one backwards. One must be called once, not return the outputs
-    themselves (as the last module of a segmentation model does), have places in the
-    proportions of the input (at least 16 of them, if any layer has), and influence the outputs: at
-    the end of a vision transformer only the class token has, so the choice falls on what the last
-    attention gets. Layers from which the rest of the model can be run alone come first.
+    themselves, have places in the proportions of the input (at least 16, if any layer has), and
+    influence the outputs: at the end of a vision transformer only the class token has, so the
+    choice falls on what the last attention gets. Layers from which the rest of the model can be run
+    alone come first.
     """
     model = model_of(forward_func)
     if model is None:
@@ -325,15 +322,12 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
 def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayout, Tensor]]:
     """The modules that return a feature map, in the order in which they return."""
     returned: list[tuple[Layer, Any]] = []
-
-    def keep(layer: Layer, values: Any) -> None:
-        returned.append((layer, values))
-
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if name:
                 layer = Layer(module, name)
-                hooks.enter_context(layer.exchanged(partial(keep, layer)))
+                keep = partial(lambda layer, values: returned.append((layer, values)), layer)
+                hooks.enter_context(layer.exchanged(keep))
         outputs = scores_of(call.repeated(0, 1))
     first = call.given[0][:1]
     space = tuple(first.shape[2:])

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from captum_pda.regions.contexts import DIVISIONS, Context, contexts_of, planned_passes
+from captum_pda.regions.contexts import DIVISIONS, contexts_of, planned_passes
 from captum_pda.regions.masks import FeatureMaskRegions, feature_mask_regions, share_labels
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.random_sets import RandomSets
@@ -113,27 +113,26 @@ def choose_regions(
     def found(number: int, granularity: int) -> Superpixels:
         return Superpixels(inputs[number], granularity)
 
-    def default(context: Context) -> RegionSets:
-        return tuple(
-            tuple(found(number, granularity) for granularity in granularities[context.name])
+    asked: dict[str, RegionSets] = {}
+    for each in contexts:
+        own = sets or tuple(
+            tuple(found(number, granularity) for granularity in granularities[each.name])
             if has_superpixels[number]
-            else default_grids(tuple(tensor.shape[2:]), steps[number], context)
+            else default_grids(tuple(tensor.shape[2:]), steps[number], each)
             for number, tensor in enumerate(inputs)
         )
-
-    asked = {each.name: default(each) if sets is None else sets for each in contexts}
-
-    def in_sets(sizes: tuple[Regions, ...], number: int) -> tuple[Regions, ...]:
-        """Random sets of a tensor's regions; the default ones are drawn from several divisions."""
-        divisions: list[Superpixels] = []
-        if sets is None and has_superpixels[number]:
-            divisions = [found(number, size) for size in DIVISIONS]
-        return tuple(
-            RandomSets(_checked_for_sets(each), n_sets // len(sizes), divisions) for each in sizes
-        )
-
-    for each in (each for each in contexts if each.in_sets):
-        asked[each.name] = tuple(in_sets(own, n) for n, own in enumerate(asked[each.name]))
+        if each.in_sets:
+            # Random sets of the regions; the default ones are drawn from several divisions.
+            sizes_of = [DIVISIONS if sets is None and has else () for has in has_superpixels]
+            divisions = [[found(n, size) for size in own] for n, own in enumerate(sizes_of)]
+            own = tuple(
+                tuple(
+                    RandomSets(_checked_for_sets(one), n_sets // len(sizes), divided)
+                    for one in sizes
+                )
+                for sizes, divided in zip(own, divisions, strict=True)
+            )
+        asked[each.name] = own
     return asked
 
 
@@ -187,11 +186,8 @@ def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
 def make_grids(
     inputs: tuple[Tensor, ...], sliding_window_shapes: Extents, strides: Extents
 ) -> tuple[WindowGrid, ...]:
-    """One grid for each input tensor, of one window size.
-
-    Without a shape the window is the papers': 10 wide, or 4 where the shorter side is under 64.
-    Without strides they are a quarter of the window.
-    """
+    """One grid for each input tensor, of one window size. Without a shape it is the papers': 10
+    wide, or 4 where the shorter side is under 64."""
     shapes = _one_each(sliding_window_shapes, len(inputs), "sliding_window_shapes")
     steps = _one_each(strides, len(inputs), "strides")
     grids = []

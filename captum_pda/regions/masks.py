@@ -146,8 +146,7 @@ class FeatureMaskRegions:
 
 
 def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
-    """Let regions of several tensors know which of their labels the others have too: as in Captum,
-    these are one feature, which is hidden in all tensors at once."""
+    """Let regions of several tensors know which of their labels the others have too."""
     counts = Counter(label for regions in masks for label in regions.labels)
     for regions in masks:
         regions.shared = frozenset(label for label in regions.labels if counts[label] > 1)
@@ -155,16 +154,14 @@ def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
 
 def sum_shared(masks: Sequence[Any], values: Sequence[Tensor]) -> None:
     """Give the parts of a shared feature in several tensors the sum of their values (N, W)."""
-    totals: dict[int, Tensor] = {}
-    places = [
-        (own, regions.labels.index(label), label)
-        for regions, own in zip(masks, values, strict=True)
-        for label in getattr(regions, "shared", ())
-    ]
-    for own, number, label in places:
-        totals[label] = totals.get(label, torch.zeros_like(own[:, number])) + own[:, number]
-    for own, number, label in places:
-        own[:, number] = totals[label]
+    found: dict[int, list[Tensor]] = {}
+    for regions, own in zip(masks, values, strict=True):
+        for label in getattr(regions, "shared", ()):
+            found.setdefault(label, []).append(own[:, regions.labels.index(label)])
+    for columns in found.values():
+        total = torch.stack(columns).sum(dim=0)
+        for column in columns:
+            column.copy_(total)
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:

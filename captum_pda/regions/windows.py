@@ -141,14 +141,8 @@ class WindowGrid:
         return block_pixels(self.corner_array, self.window, self.space, device)
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel the mean of the values of the windows that cover it.
-
-        Args:
-            values: (..., W), one value per window of the whole grid.
-
-        Returns:
-            (..., *space).
-        """
+        """Give each pixel the mean of the values of the windows that cover it, from one value for
+        each window of the whole grid (..., W) to (..., *space)."""
         if self.selected is not None:
             raise ValueError("only values of the whole grid can be averaged, not those of a part")
         averaged = values.reshape(*values.shape[:-1], *self.shape)
@@ -193,15 +187,8 @@ def window_grid(
     name: str = "sliding_window_shapes",
     channels: int | None = None,
 ) -> WindowGrid:
-    """The grid of a window and strides, checked in the user's words.
-
-    Args:
-        space: the input's spatial shape.
-        shape: the window's shape.
-        stride: the step along each axis; None is a quarter of the window.
-        name: the argument that the shape came from.
-        channels: how many the input has, where the shape may begin with them.
-    """
+    """The grid of a window, an argument called ``name``, perhaps with its ``channels`` first, and
+    strides; by default a quarter of the window."""
     full = spatial(shape, name, space)
     if len(full) > len(space) and full[0] != channels:
         raise ValueError(
@@ -261,10 +248,8 @@ MOST_WINDOWS = 1500
 def default_grids(
     space: tuple[int, ...], strides: Extent | None = None, context: Context = CONTEXTS["full"]
 ) -> tuple[WindowGrid, ...]:
-    """Windows in proportion to the input's shorter side, the same in all directions.
-
-    Strides that are given hold for every size, up to the width of its windows.
-    """
+    """Windows in proportion to the input's shorter side. Strides that are given hold for every
+    size, up to the width of its windows."""
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
@@ -287,13 +272,8 @@ def default_grids(
 def scale_grids(
     space: tuple[int, ...], scales: Scales, strides: Extent | Sequence[Extent] | None
 ) -> tuple[WindowGrid, ...]:
-    """One grid for each size, at strides of a quarter of the window unless they are given.
-
-    Args:
-        space: the input's spatial shape.
-        scales: the sizes, such as (16, 32, 64).
-        strides: one for all sizes, or one for each of them.
-    """
+    """One grid for each size, such as (16, 32, 64), with one stride for all or one for each; by
+    default a quarter of the window."""
     sizes = [scales] if is_integer(scales) else scales
     if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
         raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")
