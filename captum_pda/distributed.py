@@ -1,7 +1,6 @@
 """The ranks of a process group: what they agree on, and work that they share.
 
-Everything that this library says to other processes goes through here. Without a group, or in a
-group of one, nothing is said.
+Everything that this library says to other processes goes through here.
 """
 
 from __future__ import annotations
@@ -117,20 +116,9 @@ def share_work(
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """Call ``work(0)`` to ``work(n_tasks - 1)``, each once and on one rank.
 
-    A task that fails does not stop the others. All ranks return together.
-
-    Args:
-        n_tasks: how many tasks there are; the same on all ranks.
-        work: does one of them.
-        ranks: the processes that share them.
-        title: of the one progress bar for all ranks, which the first shows; None shows none.
-        unit: what the bar counts.
-        tracebacks: whether to print where a task failed.
-        delay: after how many seconds the bar is shown.
-
-    Returns:
-        What was returned for each task, and in a line why others failed, by their numbers and on
-        any rank; the same on all of them.
+    A task that fails does not stop the others. The first rank shows a bar with a ``title``, after
+    ``delay`` seconds. All ranks return together: what was returned for each task, and in a line why
+    others failed, by their numbers.
     """
     count = _shared_counter(ranks)
     returned: dict[int, Any] = {}

@@ -146,20 +146,24 @@ class _Walk:
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
-    """The code that runs, without its documentation, and what it uses: constants of its module, and
-    functions and classes of its package.
+    """The code that runs, without its documentation, and what it uses of its package and of other
+    modules that are not installed: constants, functions and classes.
 
     Its source would not do: a file may have been edited since it was loaded.
     """
-    code, known = function.__code__, function.__globals__
+    code, package = function.__code__, _package(function.__globals__.get("__name__"))
     used: list[Any] = []
-    for name in _names(code):
-        value = known.get(name)
-        if isinstance(value, types.FunctionType | type):
-            if _package(value.__module__) == _package(known.get("__name__")):
+    modules = [function.__globals__]
+    for known in modules:  # grows by the modules that are named
+        for name in _names(code):
+            value = known.get(name)
+            if isinstance(value, types.ModuleType):
+                is_new = not any(vars(value) is one for one in modules)
+                modules += [vars(value)] if is_new and _is_own(value.__name__, package) else []
+            elif isinstance(value, types.FunctionType | type):
+                used += [(name, value)] if _is_own(value.__module__, package) else []
+            elif isinstance(value, PLAIN + CONTAINERS) and not _is_cache(name, value):
                 used.append((name, value))
-        elif isinstance(value, PLAIN + CONTAINERS) and not _is_cache(name, value):
-            used.append((name, value))
     constants = [value for value in code.co_consts if value != function.__doc__]
     enclosed = []
     for cell in function.__closure__ or ():
@@ -188,6 +192,14 @@ def _own_classes(kind: type) -> list[type]:
 
 def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
+
+
+def _is_own(module: str | None, package: str) -> bool:
+    """Whether a module is of a package, or of another one that is not installed."""
+    top, found = _package(module), sys.modules.get(module or "")
+    file = PurePath(getattr(found, "__file__", None) or "site-packages")
+    is_installed = top in LIBRARIES or {"site-packages", "dist-packages"} & set(file.parts)
+    return top == package or not is_installed
 
 
 def _names(code: types.CodeType) -> list[str]:

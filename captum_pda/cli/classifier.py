@@ -51,6 +51,10 @@ class Preprocessing:
         self, transform: Callable[..., Any], takes_values: bool = False, channels: int = 3
     ) -> None:
         self.transform, self.takes_values, self.channels = transform, takes_values, channels
+        try:
+            self.wants_affine = "affine" in inspect.signature(transform).parameters
+        except (TypeError, ValueError):  # a function without a known signature
+            self.wants_affine = False
         self.mean: Sequence[float] | None = None
         self.std: Sequence[float] | None = None
         for step in getattr(transform, "transforms", [transform]):
@@ -68,14 +72,14 @@ class Preprocessing:
         """The model's input (C, *space), and its affine where that is known."""
         if isinstance(image, Image.Image) and image.mode != "F":
             image = image.convert("L" if self.channels == 1 else "RGB")
-            image = image if self.takes_values else _trim(image)
+            if not self.takes_values:
+                longest = MAX_ASPECT * min(image.size)
+                width, height = (min(side, longest) for side in image.size)
+                left, top = (image.width - width) // 2, (image.height - height) // 2
+                image = image.crop((left, top, left + width, top + height))
         elif not self.takes_values:
             raise CommandError(_not_a_photo(image))
-        try:
-            has_affine = "affine" in inspect.signature(self.transform).parameters
-        except (TypeError, ValueError):  # a function without a known signature
-            has_affine = False
-        arguments = {"affine": affine} if has_affine else {}
+        arguments = {"affine": affine} if self.wants_affine else {}
         try:
             made = self.transform(image, **arguments)
         except Exception as error:
@@ -119,13 +123,6 @@ def _not_a_photo(image: Image.Image | Array) -> str:
     )
 
 
-def _trim(photo: Image.Image) -> Image.Image:
-    longest = MAX_ASPECT * min(photo.size)
-    width, height = (min(side, longest) for side in photo.size)
-    left, top = (photo.width - width) // 2, (photo.height - height) // 2
-    return photo.crop((left, top, left + width, top + height))
-
-
 @dataclass(frozen=True)
 class Classifier:
     """A model by name; ``loaded`` makes it ready to explain."""
@@ -151,7 +148,11 @@ class Classifier:
         try:
             with torch.no_grad():
                 outputs = model(image)
-            scores = None if returns_boxes(outputs) else scores_of(outputs)
+            is_detector = isinstance(outputs, list) and all(
+                isinstance(one, dict) and one.keys() >= {"boxes", "labels", "scores"}
+                for one in outputs
+            )
+            scores = None if is_detector else scores_of(outputs)
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             step = "return a transform that makes what it takes"
             if image.dim() == 4 and any(isinstance(one, nn.Conv3d) for one in model.modules()):
@@ -173,27 +174,19 @@ class Classifier:
                 f"{counted(len(labels), 'label')} for a model of "
                 f"{counted(scores.shape[1], 'class', 'classes')}; write one per line"
             )
-        kind = output_kind(output or self.output, model, image)
-        return replace(self, model=model, labels=labels, output=kind)
-
-
-def output_kind(given: str, model: nn.Module, image: Tensor) -> str:
-    """How to read a model's outputs: as given, or as logits.
-
-    Probabilities are refused unless a kind was given, and warned of if they are read as logits.
-    """
-    if given and given not in OUTPUT_KINDS:
-        raise UsageError(
-            f"the model's output_kind is {given!r}; it must be one of {', '.join(OUTPUT_KINDS)}"
-        )
-    if OUTPUT_KINDS[given or "logits"].are_logits and _returns_probabilities(model, image):
-        found = "all outputs of the model lie between 0 and 1, as probabilities do"
-        if not given:
+        given = output or self.output
+        if given and given not in OUTPUT_KINDS:
             raise UsageError(
-                f"{found}; add --output-kind probabilities, or logits if that is what they are"
+                f"the model's output_kind is {given!r}; it must be one of {', '.join(OUTPUT_KINDS)}"
             )
-        warn_user(f"{found}, and they are read as {given}; use --output-kind probabilities")
-    return given or "logits"
+        if OUTPUT_KINDS[given or "logits"].are_logits and _returns_probabilities(model, image):
+            found = "all outputs of the model lie between 0 and 1, as probabilities do"
+            if not given:
+                raise UsageError(
+                    f"{found}; add --output-kind probabilities, or logits if that is what they are"
+                )
+            warn_user(f"{found}, and they are read as {given}; use --output-kind probabilities")
+        return replace(self, model=model, labels=labels, output=given or "logits")
 
 
 def _returns_probabilities(model: nn.Module, image: Tensor) -> bool:
@@ -338,13 +331,6 @@ class BoxMatch(nn.Module):
             nothing = overlap.new_zeros(len(self.boxes), 1)
             matches.append(torch.cat([overlap, nothing], dim=1).amax(dim=1))
         return torch.stack(matches)
-
-
-def returns_boxes(outputs: object) -> bool:
-    """Whether a model's outputs are those of a detector."""
-    return isinstance(outputs, list) and all(
-        isinstance(one, dict) and {"boxes", "labels", "scores"} <= one.keys() for one in outputs
-    )
 
 
 def detector_transform(name: str) -> Callable[[Any], Tensor]:

@@ -150,8 +150,7 @@ def explain_examples(
     target: Any = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> DatasetSummary:
-    """Explain what is not done yet, shared by all ranks; arguments as for ``explain_dataset`` and
-    ``share_work``."""
+    """As ``explain_dataset``, with the arguments of ``share_work``."""
     arguments = arguments or {}
     forward_func = getattr(attribution, "forward_func", None)
     settings, unknown = describe(attribution, target, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -93,6 +94,26 @@ def test_an_edit_of_what_a_class_does_is_noticed(load, edit):
     assert own_code(before.Own()) != own_code(after.Own())
     del before.Own.settings, after.Own.settings
     assert fingerprint(before.Own()) != fingerprint(after.Own())
+
+
+def test_an_edit_of_another_module_of_ones_own_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    uses = "import own_tools\nfrom own_tools import twice\nfrom scipy import fft\nclass Own:\n"
+    uses += "    def a(self, x): return own_tools.once(x)\n"
+    codes = set()
+    for method, tools in (
+        ("twice(x)", "def once(x): return x\ndef twice(x): return 2 * x\n"),
+        ("twice(x)", "def once(x): return x + 1\ndef twice(x): return 2 * x\n"),
+        ("twice(x)", "def once(x): return x\ndef twice(x): return 3 * x\n"),
+        ("fft.fft(x)", "def once(x): return x\ndef twice(x): return 3 * x\n"),
+    ):
+        (tmp_path / "own_tools.py").write_text(tools)
+        (tmp_path / "own_user.py").write_text(f"{uses}    def b(self, x): return {method}\n")
+        for name in ("own_tools", "own_user"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        codes.add(str(own_code(importlib.import_module("own_user").Own())))
+    assert len(codes) == 4
 
 
 @pytest.mark.parametrize(
