@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -87,12 +88,11 @@ def algorithm_agreement(
     target: TargetType = None,
     *,
     additional_forward_args: object = None,
-    sliding_window_shapes: Extents = None,
-    strides: Extents = None,
     n_samples: int = 10,
     generator: torch.Generator | None = None,
-    perturbations_per_eval: int | None = None,
-    show_progress: bool = False,
+    sliding_window_shapes: Extents = None,
+    strides: Extents = None,
+    **arguments: Any,
 ) -> MapAgreement:
     """Explain inputs with every algorithm, and correlate the maps.
 
@@ -103,28 +103,32 @@ def algorithm_agreement(
 
     Args:
         pda, inputs, target, generator: as in ``conditional_mean_error``.
-        additional_forward_args, sliding_window_shapes, strides, perturbations_per_eval,
-            show_progress: as in ``attribute``.
+        additional_forward_args, sliding_window_shapes, strides: as in ``attribute``.
         n_samples: of each window, for the empirical mean and the sampled maps; 10 in the paper.
+        arguments: perturbations_per_eval and show_progress, as in ``attribute``.
     """
     n_samples = check_count("n_samples", n_samples)
     generator = generator or torch.Generator().manual_seed(torch.initial_seed())
     windows = (additional_forward_args, sliding_window_shapes, strides)
-    passes = (perturbations_per_eval, show_progress)
     model, settings = pda.forward_func, settings_of(pda)
     averaging = EmpiricalMeanPrior(pda.prior, n_samples, generator)
-    empirical = EfficientPDA(model, averaging, **settings)
-    sampled = SampledPDA(model, pda.prior, **settings)
-    gradient = GradientPDA(model, pda.prior, pda.output_kind, pda.measure)
-    evidence = EfficientPDA(model, pda.prior, **settings).evidence(inputs, *windows, *passes)
+    evidence = EfficientPDA(model, pda.prior, **settings).evidence(inputs, *windows, **arguments)
     target = target_or_predicted(target, evidence)
-    arguments = (inputs, target, *windows)
+    sampled = partial(
+        SampledPDA(model, pda.prior, **settings).attribute,
+        *(inputs, target, *windows),
+        n_samples=n_samples,
+        generator=generator,
+        **arguments,
+    )
+    empirical = EfficientPDA(model, averaging, **settings)
+    gradient = GradientPDA(model, pda.prior, pda.output_kind, pda.measure)
     return map_agreement(
         {
             "conditional mean": cast(Tensor, evidence.attribution(target)),
-            "empirical mean": empirical.attribute(*arguments, *passes),
-            "sampled": sampled.attribute(*arguments, *passes, n_samples, generator),
-            "sampled again": sampled.attribute(*arguments, *passes, n_samples, generator),
-            "gradient": gradient.attribute(*arguments),
+            "empirical mean": empirical.attribute(inputs, target, *windows, **arguments),
+            "sampled": sampled(),
+            "sampled again": sampled(),
+            "gradient": gradient.attribute(inputs, target, *windows),
         }
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -80,21 +80,21 @@ def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetT
     return target
 
 
-def _samples_of_one(
-    model: Callable[..., Any],
-    prior: Any,
-    settings: dict[str, Any],
-    inputs: Tensor,
-    window: WindowGrid,
-    n_samples: int,
-    generator: torch.Generator | None,
-    **arguments: Any,
+def _both(
+    pda: PerturbationPDA, inputs: Tensor, grid: WindowGrid, sampled: dict[str, Any], **both: Any
 ) -> tuple[WindowEvidence, WindowEvidence]:
-    """The evidence of one window by the conditional mean, and of as many copies of it as there are
-    samples, each with one, so that every sample is kept apart."""
-    efficient = EfficientPDA(model, prior, **settings).evidence(inputs, **arguments, regions=window)
-    arguments |= {"n_samples": 1, "generator": generator, "regions": window.pick([0] * n_samples)}
-    return efficient, SampledPDA(model, prior, **settings).evidence(inputs, **arguments)
+    """The evidence of windows by the conditional mean, and of these or others by samples."""
+    model, settings = (pda.forward_func, pda.prior), settings_of(pda)
+    return (
+        EfficientPDA(*model, **settings).evidence(inputs, regions=grid, **both),
+        SampledPDA(*model, **settings).evidence(inputs, **{"regions": grid, **both, **sampled}),
+    )
+
+
+def _kept_apart(window: WindowGrid, n_samples: int, generator: Any) -> dict[str, Any]:
+    """The same window many times with one sample each, so that every sample is kept apart."""
+    copies = window.pick([0] * n_samples)
+    return {"n_samples": 1, "generator": generator, "regions": copies}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,13 +163,11 @@ def conditional_mean_error(
     inputs: Tensor,
     target: TargetType = None,
     *,
-    additional_forward_args: object = None,
     windows: SomeWindows = 8,
     sliding_window_shapes: Extents = None,
     n_samples: int = 100,
     generator: torch.Generator | None = None,
-    perturbations_per_eval: int | None = None,
-    show_progress: bool = False,
+    **arguments: Any,
 ) -> ConditionalMeanError:
     """Ask for a few windows what EfficientPDA and SampledPDA say, on your own model.
 
@@ -177,7 +175,6 @@ def conditional_mean_error(
         pda: an EfficientPDA (or SampledPDA): its model, prior, output, measure and engine are used.
         inputs: (N, C, *space).
         target: as in ``attribute``; None takes the predicted class of each example.
-        additional_forward_args, perturbations_per_eval, show_progress: as in ``attribute``.
         windows: which windows to look at, the same for every example: how many, at random; the
             first pixels of some, such as ``[(0, 0)]`` as in the paper's figure `appro_error` of 200
             images; or a WindowGrid.
@@ -185,6 +182,8 @@ def conditional_mean_error(
             in images under 64.
         n_samples: how many samples to draw of each window; 500 in the paper.
         generator: seeds the choice of windows and the samples.
+        arguments: others of ``evidence``: additional_forward_args, perturbations_per_eval,
+            show_progress.
 
     Example::
 
@@ -194,12 +193,8 @@ def conditional_mean_error(
     if n_samples < 2:
         raise ValueError(f"n_samples={n_samples} has no standard error; draw 2 or more")
     grid = chosen_windows(windows, sliding_window_shapes, inputs, generator)
-    common = (inputs, additional_forward_args, None, None, perturbations_per_eval, show_progress)
-    model, settings = (pda.forward_func, pda.prior), settings_of(pda)
-    efficient = EfficientPDA(*model, **settings).evidence(*common, regions=grid)
-    sampled = SampledPDA(*model, **settings).evidence(
-        *common, n_samples=n_samples, generator=generator, regions=grid
-    )
+    drawn = {"n_samples": n_samples, "generator": generator}
+    efficient, sampled = _both(pda, inputs, grid, drawn, **arguments)
     target = target_or_predicted(target, efficient)
     return ConditionalMeanError(
         cast(Tensor, efficient.window_values(target)),
@@ -257,20 +252,17 @@ def sampling_convergence(
     inputs: Tensor,
     target: TargetType = None,
     *,
-    additional_forward_args: object = None,
     windows: SomeWindows = 1,
     sliding_window_shapes: Extents = None,
     n_samples: int = 500,
     repeats: int = 1,
     generator: torch.Generator | None = None,
-    perturbations_per_eval: int | None = None,
-    show_progress: bool = False,
+    **arguments: Any,
 ) -> SamplingConvergence:
     """Watch one window's prediction settle as more samples are drawn.
 
     Args:
-        pda, additional_forward_args, sliding_window_shapes, perturbations_per_eval, show_progress,
-            generator: as in ``conditional_mean_error``.
+        pda, sliding_window_shapes, generator, arguments: as in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         target: as in ``attribute``; None takes the predicted class.
         windows: which window to look at. Default: one at random, as in the paper;
@@ -284,18 +276,8 @@ def sampling_convergence(
     """
     n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
     window = chosen_windows(windows, sliding_window_shapes, inputs, generator, one=True)
-    efficient, single = _samples_of_one(
-        pda.forward_func,
-        pda.prior,
-        settings_of(pda),
-        inputs,
-        window,
-        n_samples * repeats,
-        generator,
-        additional_forward_args=additional_forward_args,
-        perturbations_per_eval=perturbations_per_eval,
-        show_progress=show_progress,
-    )
+    copies = _kept_apart(window, n_samples * repeats, generator)
+    efficient, single = _both(pda, inputs, window, copies, **arguments)
     target = target_or_predicted(target, efficient)
     predictions = in_double(cast(Tensor, single.predictions_without(target)))
     counts = torch.arange(1, n_samples + 1, device=predictions.device)
@@ -358,18 +340,16 @@ def activation_statistics(
     layer: nn.Module,
     of: str = "output",
     *,
-    additional_forward_args: object = None,
     windows: SomeWindows | None = None,
     sliding_window_shapes: Extents = None,
     n_samples: int = 160,
     generator: torch.Generator | None = None,
-    perturbations_per_eval: int | None = None,
+    **arguments: Any,
 ) -> ActivationStatistics:
     """Fill one window with samples, and look at a layer's activations.
 
     Args:
-        pda, additional_forward_args, sliding_window_shapes, generator, perturbations_per_eval: as
-            in ``conditional_mean_error``.
+        pda, sliding_window_shapes, generator, arguments: as in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         layer: a module of the model, such as a fully connected layer.
         of: "output" of the layer (what the next ReLU gets, as in the paper) or its "input".
@@ -392,14 +372,14 @@ def activation_statistics(
         value = output if of == "output" else next(iter(arguments), None)
         seen.append(value.clone() if isinstance(value, Tensor) else value)
 
-    def units(*arguments: Any) -> Tensor:
+    def units(*given: Any) -> Tensor:
         register = (
             layer.register_forward_hook if of == "output" else layer.register_forward_pre_hook
         )
         hook = register(record)
         seen.clear()
         try:
-            pda.forward_func(*arguments)
+            pda.forward_func(*given)
         finally:
             hook.remove()
         if not seen or not isinstance(seen[-1], Tensor):
@@ -410,18 +390,9 @@ def activation_statistics(
             )
         return seen[-1].flatten(1)
 
-    settings = settings_of(pda) | {"output": "raw", "measure": "weight_of_evidence"}
-    at_mean, samples = _samples_of_one(
-        units,
-        pda.prior,
-        settings | {"engine": "dense"},
-        inputs,
-        window,
-        n_samples,
-        generator,
-        additional_forward_args=additional_forward_args,
-        perturbations_per_eval=perturbations_per_eval,
-    )
+    raw = EfficientPDA(units, pda.prior, "raw", engine="dense", process_group=pda.process_group)
+    copies = _kept_apart(window, n_samples, generator)
+    at_mean, samples = _both(raw, inputs, window, copies, **arguments)
     activations = in_double(samples.parts[0].scores[0])
     return ActivationStatistics(
         activations.mean(dim=0),
