@@ -17,7 +17,6 @@ from captum.attr import LayerAttribution as LayerAttribution
 from captum.attr import PerturbationAttribution as PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor
-from torch.nn import Module
 
 #: Further arguments of a model as a tuple, or None.
 format_additional_forward_args: Callable[[object], tuple[Any, ...] | None]
@@ -80,24 +79,3 @@ def captum_method(method: Callable[P, R]) -> Callable[P, R]:
         return logged(*args, **kwargs)
 
     return attribute
-
-
-def readable_name(name: str) -> str:
-    """A class name in words, as Captum's ``get_name`` has it, with PDA left whole."""
-    return f"{name.removesuffix('PDA')} PDA".strip()
-
-
-def method_repr(method: Any, default_prior: object, **further: object) -> str:
-    """A method in a line: its model's name, its prior, and how outputs are read."""
-    func = method.forward_func
-    model = getattr(func, "__name__", type(func).__name__)
-    shown = {
-        **further,
-        "prior": default_prior if method.prior is None else method.prior,
-        "output": method.output,
-        "measure": method.measure.name,
-    }
-    if isinstance(shown.get("layer"), Module):
-        shown["layer"] = type(shown["layer"]).__name__
-    arguments = [model, *(f"{name}={value!r}" for name, value in shown.items())]
-    return f"{type(method).__name__}({', '.join(arguments)})"

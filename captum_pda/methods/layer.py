@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from captum_pda._captum import LayerAttribution, TargetType, captum_method, method_repr
+from captum_pda._captum import LayerAttribution, TargetType, captum_method
 from captum_pda.engines import DenseEngine, EngineReport
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.methods.perturbation import (
@@ -80,9 +80,6 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
             named_layer(forward_func, layer)  # checks that it is one
         #: The layer that was explained last; with ``layer=None``, the one that was found.
         self.layer_name: str | None = None
-
-    def __repr__(self) -> str:
-        return method_repr(self, self.prior, layer=self.layer_name or self.layer or "last")
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from captum_pda._captum import method_repr
 from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
 from captum_pda.methods.layer import layer_place, layer_setting
@@ -17,7 +16,6 @@ from captum_pda.model.layers import NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
-from captum_pda.priors.field import DEFAULT_PRIOR
 from captum_pda.running.plan import Part, parts_of
 
 if TYPE_CHECKING:
@@ -80,9 +78,6 @@ class PDA(EfficientPDA):
         #: The layer whose feature map was asked last; None if there was none.
         self.layer_name: str | None = None
         self._has_told = False
-
-    def __repr__(self) -> str:
-        return method_repr(self, DEFAULT_PRIOR, layer=self.layer_name or self.layer or "last")
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""

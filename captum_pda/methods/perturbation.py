@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from captum_pda import device_sync
 from captum_pda._captum import (
@@ -21,8 +22,6 @@ from captum_pda._captum import (
     TargetType,
     TensorOrTupleOfTensorsGeneric,
     captum_method,
-    method_repr,
-    readable_name,
     refuse_unknown,
 )
 from captum_pda.distributed import Ranks
@@ -119,10 +118,21 @@ class MethodSettings:
     @classmethod
     def get_name(cls) -> str:
         """The name for titles: "Efficient PDA"."""
-        return readable_name(cls.__name__)
+        return f"{cls.__name__.removesuffix('PDA')} PDA".strip()
 
     def __repr__(self) -> str:
-        return method_repr(self, DEFAULT_PRIOR)
+        model: Any = self.forward_func
+        shown = {
+            "prior": DEFAULT_PRIOR if self.prior is None else self.prior,
+            "output": self.output,
+            "measure": self.measure.name,
+        }
+        if hasattr(self, "layer"):
+            layer = getattr(self, "layer_name", None) or self.layer or "last"
+            shown = {"layer": type(layer).__name__ if isinstance(layer, Module) else layer, **shown}
+        arguments = [getattr(model, "__name__", type(model).__name__)]
+        arguments += [f"{name}={value!r}" for name, value in shown.items()]
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
