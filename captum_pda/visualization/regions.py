@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -77,7 +78,7 @@ def visualize_strongest_regions(
     kinds = strongest_regions(evidence, target, n, example=example)
     image = evidence.inputs[0][example or 0] if image is None else image
     shown = drawing.picture_of_map(image, evidence.inputs[0].shape[2:], mean, std)
-    figure = drawing.new_figure(fig_size or (4 + 2 * n, 4.2), use_pyplot)
+    figure = drawing.new_figure(fig_size or (4 + 2 * n, 5.6), use_pyplot)
     grid = figure.add_gridspec(2, 2 + n)
     axes = [figure.add_subplot(grid[:, :2])]
     axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
@@ -92,7 +93,9 @@ def visualize_strongest_regions(
             panel.axis("on")
             _look_closely(panel, shown, region, colour)
             drawing.finish(panel, f"{number + 1}")
-            panel.set_xlabel("\n".join(region.answers()).replace(": ", ":\n"), fontsize=7)
+            words = "\n".join(region.answers()).replace(": ", ":\n").replace(" (", "\n(")
+            narrow = "\n".join(fill(line, 18) for line in words.splitlines())
+            panel.set_xlabel(narrow, fontsize=6.5)
     drawing.show(use_pyplot)
     return figure, axes
 
