@@ -26,7 +26,6 @@ from captum_pda.engines.protocol import (
     Forward,
     PreparedEngine,
     Read,
-    Rows,
 )
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
@@ -156,8 +155,8 @@ class AuditedEngine:
         last place of the largest output or score, in single precision or better."""
         units = [torch.zeros((), device=copies.device)]
 
-        def run_batch(rows: Rows) -> Tensor:
-            some = copies[torch.from_numpy(rows).to(copies.device)]
+        def run_batch(rows: range) -> Tensor:
+            some = copies[rows.start : rows.stop]
             outputs = self._forward(channels_last(some) if self._loop.channels_last else some)
             scores = self._read(outputs)
             for values in (outputs.detach(), scores):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from captum_pda.engines.protocol import (
-    Advance,
     BatchLoop,
     BatchSize,
     EngineReport,
     Forward,
+    PreparedBatches,
     Read,
-    Rows,
-    by_sample,
+    RunBatch,
 )
 from captum_pda.regions.protocol import Windows
 
@@ -38,35 +35,26 @@ class DenseEngine:
         return PreparedDense(forward, example, batch_size)
 
 
-class PreparedDense:
+class PreparedDense(PreparedBatches):
     """One example, with the buffer in which its perturbed copies are built."""
 
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
+        super().__init__(BatchLoop(batch_size, example, before_retry=self._free_buffer))
         self._forward = forward
         self._shape = example.shape[1:]
         # Channels last: the values of a pixel lie side by side in memory.
         self._example = example.flatten(2).transpose(1, 2).contiguous()
         self._buffer = self._example[:0]
-        self._loop = BatchLoop(batch_size, example, before_retry=self._free_buffer)
-        self._n_samples = 1
 
-    @property
-    def unfinished(self) -> Tensor | None:
-        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
-        return by_sample(self._loop.unfinished, self._n_samples)
+    def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
+        pixels, values = grid.pixels(fills.device), fills.flatten(2).transpose(1, 2)
 
-    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        self._n_samples, n_windows = fills.shape[:2]
-        values = fills.flatten(0, 1).flatten(2).transpose(1, 2)
-        run_batch = partial(self._run_batch, grid.pixels(fills.device), values, read)
-        scores = self._loop.run(len(values), run_batch, advance)
-        return scores.reshape(self._n_samples, n_windows, -1)
+        def run_batch(rows: range) -> Tensor:
+            picked = torch.arange(rows.start, rows.stop, device=values.device)
+            copies = self._perturb(pixels[picked % len(pixels)], values[picked])
+            return read(self._forward(copies))
 
-    def _run_batch(self, pixels: Tensor, values: Tensor, read: Read, rows: Rows) -> Tensor:
-        # Rows are consecutive here, so their numbers need not be sent to the device.
-        picked = torch.arange(int(rows[0]), int(rows[-1]) + 1, device=values.device)
-        copies = self._perturb(pixels[picked % len(pixels)], values[picked])
-        return read(self._forward(copies))
+        return run_batch
 
     def _perturb(self, pixels: Tensor, values: Tensor) -> Tensor:
         """Copies of the example with these pixels (rows, P) replaced by values (rows, P, C)."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,10 +18,8 @@ from captum_pda.regions.protocol import Windows
 VALUES_PER_BATCH = {"cpu": 3 * 2**18, "other": 2**24}
 LARGEST_BATCH = 1024
 
-#: The numbers of some rows.
-Rows: TypeAlias = npt.NDArray[np.int64]
 #: From the numbers of some rows to what is kept of each, (rows, columns).
-RunBatch: TypeAlias = Callable[[Rows], Tensor]
+RunBatch: TypeAlias = Callable[[range], Tensor]
 
 
 class BatchSize:
@@ -98,17 +94,15 @@ class BatchLoop:
 
     def run(
         self,
-        rows: int | Rows,
+        n_rows: int,
         run_batch: RunBatch,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Tensor:
-        """Run all rows, or those of these numbers 0, 1, ... in this order; returns what
-        ``run_batch`` keeps of each, (rows, columns), in the order of their numbers."""
-        order = np.arange(rows, dtype=np.int64) if isinstance(rows, int) else rows
+        """Run all rows, and return what ``run_batch`` keeps of each, (rows, columns)."""
         results: Tensor | None = None
         done = 0
-        while done < len(order):
-            some = order[done : done + self.at_once]
+        while done < n_rows:
+            some = range(done, min(done + self.at_once, n_rows))
             try:
                 with torch.no_grad():
                     found = run_batch(some)
@@ -122,20 +116,15 @@ class BatchLoop:
                 self._before_retry()
                 continue
             if results is None:
-                results = found.new_full((len(order), *found.shape[1:]), math.nan)
+                results = found.new_full((n_rows, *found.shape[1:]), math.nan)
                 self.unfinished = results
-            results[torch.from_numpy(some).to(results.device)] = found
-            done += len(some)
+            results[done : some.stop] = found
+            done = some.stop
             advance(len(some))
         if results is None:
             raise ValueError("there are no rows to run")
         self.unfinished = None
         return results
-
-
-def by_sample(results: Tensor | None, n_samples: int) -> Tensor | None:
-    """Results (samples x windows, columns) as (samples, windows, columns), if there are any."""
-    return None if results is None else results.reshape(n_samples, len(results) // n_samples, -1)
 
 
 #: From copies of an example, (rows, C, *space), to the model's outputs, (rows, ...).
@@ -166,6 +155,32 @@ class PreparedEngine(Protocol):
             (S, W, columns): what was read for every fill.
         """
         ...
+
+
+class PreparedBatches:
+    """A prepared engine whose rows are the copies, sample by sample and window by window."""
+
+    def __init__(self, loop: BatchLoop) -> None:
+        self._loop = loop
+        self._n_samples = 1
+
+    @property
+    def unfinished(self) -> Tensor | None:
+        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
+        results = self._loop.unfinished
+        return None if results is None else self._by_sample(results)
+
+    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
+        self._n_samples = len(fills)
+        run_batch = self._batches(grid, fills.flatten(0, 1), read)
+        return self._by_sample(self._loop.run(fills.shape[:2].numel(), run_batch, advance))
+
+    def _by_sample(self, results: Tensor) -> Tensor:
+        return results.reshape(self._n_samples, len(results) // self._n_samples, -1)
+
+    def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
+        """What runs some of the copies, with ``fills`` (copies, C, *window)."""
+        raise NotImplementedError
 
 
 @runtime_checkable

@@ -32,7 +32,7 @@ from captum_pda.engines import (
     PreparedEngine,
 )
 from captum_pda.engines.audit import audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance, Rows, audit_of
+from captum_pda.engines.protocol import Advance, audit_of
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
@@ -248,8 +248,8 @@ class Run:
                 for number, part in parts
             }
 
-            def run_batch(rows: Rows, copies: dict[int, Tensor] = copies) -> Tensor:
-                chosen = {n: own[torch.from_numpy(rows)] for n, own in copies.items()}
+            def run_batch(rows: range, copies: dict[int, Tensor] = copies) -> Tensor:
+                chosen = {n: own[rows.start : rows.stop] for n, own in copies.items()}
                 return explained.for_example(example)(call.with_copies(example, chosen))
 
             scores = loop.run(len(some) * n_samples, run_batch, advance)

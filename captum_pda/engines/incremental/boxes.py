@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.engines.protocol import IncrementalError
-from captum_pda.regions.protocol import Integers, Windows
+from captum_pda.regions.protocol import Integers
 
 #: The fraction of a map from which it is cheaper to compute all of it than to add its rim.
 WHOLE_FROM_FRACTION = 0.75
@@ -126,22 +126,6 @@ def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
     """An int, or a sequence of one or ``n_axes`` numbers, as one number per axis."""
     values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
     return values * n_axes if len(values) == 1 else values
-
-
-def order_of_windows(grid: Windows, n_samples: int, rows: int) -> Integers:
-    """The numbers of all rows, sample by sample and window by window, in the order to run them.
-
-    A box near the border is cut by it, and all boxes of a batch are as large as its largest. So
-    windows at about the same distance from the border go together.
-    """
-    corners = np.tile(grid.corner_array, (n_samples, 1))
-    distance = np.minimum(corners, np.subtract(grid.space, grid.window) - corners)
-    n_copies, n_axes = distance.shape
-    n_parts = max(1, round((n_copies / rows) ** (1 / n_axes)))
-    ranks = distance.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
-    parts = ranks * n_parts // n_copies
-    order: Integers = np.lexsort((distance[:, -1], *parts[:, -2::-1].T))
-    return order
 
 
 class OverwrittenError(IncrementalError):

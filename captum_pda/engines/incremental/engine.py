@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.incremental.boxes import Boxed, OverwrittenError, Span, order_of_windows
+from captum_pda.engines.incremental.boxes import Boxed, OverwrittenError, Span
 from captum_pda.engines.incremental.cache import PassState, channels_last
 from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
 from captum_pda.engines.protocol import (
-    Advance,
     BatchLoop,
     BatchSize,
     EngineReport,
     Forward,
     IncrementalError,
+    PreparedBatches,
     Read,
-    Rows,
-    by_sample,
+    RunBatch,
     is_out_of_memory,
 )
 from captum_pda.regions.protocol import Windows
@@ -63,38 +62,27 @@ class IncrementalEngine:
         return PreparedIncremental(forward, example, batch_size, state)
 
 
-class PreparedIncremental:
+class PreparedIncremental(PreparedBatches):
     """One example, with what was computed for it unperturbed."""
 
     def __init__(
         self, forward: Forward, example: Tensor, batch_size: BatchSize, state: PassState
     ) -> None:
+        super().__init__(BatchLoop(batch_size, example, BATCHES_OF_DENSE))
         self._forward = forward
         self._example = state.cache.own_copy(channels_last(example))
         self._state = state
-        self._loop = BatchLoop(batch_size, example, BATCHES_OF_DENSE)
-        self._n_samples = 1
 
     @property
     def went_dense(self) -> dict[str, str]:
         """The functions at which the maps had to be completed, and why."""
         return self._state.went_dense
 
-    @property
-    def unfinished(self) -> Tensor | None:
-        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
-        return by_sample(self._loop.unfinished, self._n_samples)
+    def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
+        return partial(self._run_batch, grid, fills, read)
 
-    def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        self._n_samples, n_windows = fills.shape[:2]
-        order = order_of_windows(grid, self._n_samples, self._loop.at_once)
-        run_batch = partial(self._run_batch, grid, fills.flatten(0, 1), read)
-        scores = self._loop.run(order, run_batch, advance)
-        return scores.reshape(self._n_samples, n_windows, -1)
-
-    def _run_batch(self, grid: Windows, values: Tensor, read: Read, rows: Rows) -> Tensor:
-        picked = torch.from_numpy(rows).to(values.device)
-        corners = grid.corner_array[rows % len(grid)]
+    def _run_batch(self, grid: Windows, values: Tensor, read: Read, rows: range) -> Tensor:
+        corners = grid.corner_array[np.arange(rows.start, rows.stop) % len(grid)]
         spans = tuple(
             Span.of(size, low, low + width)
             for size, low, width in zip(
@@ -102,7 +90,7 @@ class PreparedIncremental:
             )
         )
         space = tuple(range(2, self._example.dim()))
-        boxes = Boxed(channels_last(values[picked]), spans, self._example, space)
+        boxes = Boxed(channels_last(values[rows.start : rows.stop]), spans, self._example, space)
         state = self._state
         state.start()
         state.channels_last = self._loop.channels_last
