@@ -37,49 +37,38 @@ ENOUGH_OUTPUTS = 8
 
 
 def scores_of(outputs: object) -> Tensor:
-    """The tensor of scores that a model returned, or that is found by its name or place.
-
-    Read as they are: a tensor; an object or a dict with "logits" or "out"; a tuple or list that
-    starts with the scores.
-
-    Raises:
-        TypeError: there is none, or more than one that it could be.
-    """
+    """The tensor of scores that a model returned: by itself, as "logits" or "out" of an object or a
+    dict, or first in a tuple or list."""
     if isinstance(outputs, Tensor):
         return outputs
-    kind = type(outputs).__name__
-    named = {name: getattr(outputs, name, None) for name in NAMES}
     #: What is found, by the text that reads it.
     found: dict[str, Any]
     if isinstance(outputs, Mapping):
         found = {f"[{name!r}]": value for name, value in outputs.items()}
-    elif any(isinstance(value, Tensor) for value in named.values()):
-        found = {f".{name}": value for name, value in named.items()}
+    elif any(isinstance(getattr(outputs, name, None), Tensor) for name in NAMES):
+        found = {f".{name}": getattr(outputs, name, None) for name in NAMES}
     elif isinstance(outputs, tuple | list):
         found = {f"[{number}]": value for number, value in enumerate(outputs)}
-    elif hasattr(outputs, "__dict__"):
-        found = {f".{name}": value for name, value in vars(outputs).items()}
     else:
-        raise TypeError(
-            f"the model returned {kind}, where evidence needs a tensor of scores; wrap it in a "
-            "function that returns logits or probabilities"
-        )
+        found = {f".{name}": value for name, value in getattr(outputs, "__dict__", {}).items()}
+    kind = type(outputs).__name__
     tensors = {way: value for way, value in found.items() if isinstance(value, Tensor)}
-    scores = [way for name in NAMES for way in (f"[{name!r}]", f".{name}") if way in tensors]
-    likely = [*scores, *tensors]
-    if "[0]" in tensors:
-        # The first of several, unless a later one looks more like scores.
-        n_dimensions = tensors["[0]"].dim()
-        likely = [way for way, value in tensors.items() if value.dim() == 2] + likely
-        if n_dimensions in (1, 2) or (n_dimensions > 2 and likely[0] == "[0]"):
-            scores = ["[0]"]
-    if len(scores) == 1:
-        return tensors[scores[0]]
     if not tensors:
         raise TypeError(
             f"the model returned a {kind} without a tensor (it has {list(found)}); wrap the model "
             "in a function that returns its scores"
         )
+    scores = [way for name in NAMES for way in (f"[{name!r}]", f".{name}") if way in tensors]
+    likely = [*scores, *tensors]
+    if "[0]" in tensors:
+        # The first of several, unless a later one looks more like scores.
+        tables = [way for way, value in tensors.items() if value.dim() == 2]
+        likely = tables + likely
+        n_dimensions = tensors["[0]"].dim()
+        if n_dimensions in (1, 2) or (n_dimensions > 2 and not tables):
+            scores = ["[0]"]
+    if len(scores) == 1:
+        return tensors[scores[0]]
     listed = ", ".join(f"{way} {tuple(value.shape)}" for way, value in tensors.items())
     raise TypeError(
         f"the model returned a {kind} with the tensors {listed}; which of them are the scores is "

@@ -43,8 +43,8 @@ class PatchPrior(Protocol):
 
         >>> class Inpainting:
         ...     def conditional_mean(self, example, regions):
-        ...         # regions.corners (W, dims) and regions.window say where the windows are
-        ...         return inpaint(example, regions.corners, regions.window)
+        ...         # regions.corner_array (W, dims) and regions.window say where they are
+        ...         return inpaint(example, regions.corner_array, regions.window)
         >>> EfficientPDA(model, prior=Inpainting()).attribute(image, target=3)
     """
 

@@ -64,7 +64,7 @@ def test_scores_are_found_in_what_a_model_returns(
         (lambda y: (y.mean(), y), r"\[0\] \(\), \[1\] \(1, 4\).*lambda x: model\(x\)\[1\]"),
         (lambda y: (y[:, :, None].expand(-1, -1, 7), y), r"lambda x: model\(x\)\[1\]"),
         (lambda y: (), "tuple without a tensor"),
-        (lambda y: "cat", "returned str, where evidence needs a tensor of scores"),
+        (lambda y: "cat", "returned a str without a tensor"),
     ],
 )
 @ALL
