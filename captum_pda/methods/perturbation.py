@@ -76,32 +76,42 @@ def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented
     return document
 
 
+def taking(
+    attribute: Callable[Concatenate[Method, Any, Arguments], Any], without: str = ""
+) -> Callable[
+    [Callable[[Method, dict[str, Any]], Result]],
+    Callable[Concatenate[Method, Tensors, Arguments], Result],
+]:
+    """Make a method that gets a dict of its arguments one that takes those of ``attribute``,
+    perhaps ``without`` one of them, so that they are listed once."""
+    full = inspect.signature(attribute)
+    names = [name for name in full.parameters if name != without]
+    signature = full.replace(parameters=[full.parameters[name] for name in names])
+
+    def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
+        @wraps(method)
+        def taken(*args: Any, **kwargs: Any) -> Result:
+            refuse_unknown(taken, args[0], kwargs)
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return method(given.arguments.pop("self"), given.arguments)
+
+        taken.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            return_annotation=method.__annotations__["return"]
+        )
+        return arguments_of(attribute)(taken)
+
+    return decorate
+
+
 def without_target(
     attribute: Callable[Concatenate[Method, Any, TargetType, Arguments], Any],
 ) -> Callable[
     [Callable[[Method, dict[str, Any]], Result]],
     Callable[Concatenate[Method, Tensors, Arguments], Result],
 ]:
-    """Make a method that gets a dict of its arguments one that takes those of ``attribute`` but for
-    the target, so that they are listed once."""
-    full = inspect.signature(attribute)
-    names = [name for name in full.parameters if name != "target"]
-    signature = full.replace(parameters=[full.parameters[name] for name in names])
-
-    def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
-        @wraps(method)
-        def taking(*args: Any, **kwargs: Any) -> Result:
-            refuse_unknown(taking, args[0], kwargs)
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            return method(given.arguments.pop("self"), given.arguments)
-
-        taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            return_annotation=method.__annotations__["return"]
-        )
-        return arguments_of(attribute)(taking)
-
-    return decorate
+    """As ``taking``, but for the target."""
+    return taking(attribute, "target")  # type: ignore[arg-type]
 
 
 class MethodSettings:

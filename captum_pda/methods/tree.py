@@ -20,11 +20,15 @@ from captum_pda._captum import (
     captum_method,
     format_output,
 )
-from captum_pda.engines import Engine
 from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import to_attribution
 from captum_pda.evidence.together import meaning
-from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
+from captum_pda.methods.perturbation import (
+    EfficientPDA,
+    PerturbationPDA,
+    arguments_of,
+    taking,
+)
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import attribution_dtype, check_choice, check_count
@@ -157,8 +161,6 @@ class TreePDA(PerturbationPDA):
     spread evenly over its pixels. A split costs two passes for each context.
 
     Args:
-        engine: not used here: sets of regions change too much of the input for an engine to have
-            less to do than the dense one.
         fill: what stands in for what is hidden. "nothing_seen" has the input with nothing seen
             there (a strong blur, or the prior's ``nothing_seen``); "conditional" what the prior
             expects given all that is seen, which takes longer: large hidden parts of an image of
@@ -178,10 +180,10 @@ class TreePDA(PerturbationPDA):
         prior: PatchPrior | None = None,
         output: str | OutputKind = "logits",
         measure: str | Measure = "weight_of_evidence",
-        engine: str | Engine = "auto",
         fill: str = "nothing_seen",
     ) -> None:
-        super().__init__(forward_func, prior, output, measure, engine)
+        # Sets of regions change too much of the input for another engine to have less to do.
+        super().__init__(forward_func, prior, output, measure, "dense")
         check_choice("fill", fill, tuple(FILLS))
         self.fill = fill
 
@@ -225,29 +227,19 @@ class TreePDA(PerturbationPDA):
         return cast(TensorOrTupleOfTensorsGeneric, self._grow(locals(), _attributions))
 
     @torch.no_grad()
-    @arguments_of(attribute)
-    def tree(
-        self,
-        inputs: Tensor,
-        target: TargetType = None,
-        additional_forward_args: object = None,
-        n_evaluations: int = 300,
-        perturbations_per_eval: int | None = None,
-        show_progress: bool = False,
-        feature_mask: Tensor | None = None,
-        superpixels: int | None = None,
-        tree: NestedTree | None = None,
-    ) -> OwenTree:
+    @taking(attribute)
+    def tree(self, given: dict[str, Any]) -> OwenTree:
         """The tree of one example: the value of each node, and the interaction of each split."""
+        inputs = given["inputs"]
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
-        found: OwenTree = self._grow(locals(), lambda call, trees: trees[0])
+        found: OwenTree = self._grow(given, lambda call, trees: trees[0])
         return found
 
     def _grow(
         self, given: dict[str, Any], result: Callable[[ModelCall, list[OwenTree]], Any]
     ) -> Any:
-        """The result of the trees of all examples, from the ``locals()`` of a public method; what
+        """The result of the trees of all examples, from the arguments of a public method; what
         stops the run carries that of the trees by then, finished or not."""
         n_evaluations = check_count("n_evaluations", given["n_evaluations"])
         rows, mask, nested = given["perturbations_per_eval"], given["feature_mask"], given["tree"]
