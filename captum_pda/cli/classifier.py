@@ -333,10 +333,9 @@ class BoxMatch(nn.Module):
         return torch.stack(matches)
 
 
-def detector_transform(name: str) -> Callable[[Any], Tensor]:
+def detector_transform(shortest: int, longest: int) -> Callable[[Any], Tensor]:
     """Photos as (3, H, W) from 0 to 1, no larger than torchvision's detector scales them itself."""
     functional = optional_module("torchvision.transforms.v2.functional")
-    shortest, longest = (320, 640) if "320" in name or "300" in name else (800, 1333)
 
     def transform(photo: Any) -> Tensor:
         scale = min(shortest / min(photo.size), longest / max(photo.size), 1.0)

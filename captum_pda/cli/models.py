@@ -39,8 +39,8 @@ PROBLEM_TYPES = {"multi_label_classification": "multilabel", "regression": "raw"
 #: What a function of a user may return.
 RETURNED = ("model", "transform", "labels", "output_kind")
 WHAT_IT_RETURNS = (
-    "a model; a tuple (model, transform) or (model, transform, labels); or a dict with 'model' and "
-    "any of 'transform', 'labels' and 'output_kind'"
+    "a model; a tuple (model, transform), (model, transform, labels) or one with the output kind; "
+    "or a dict with 'model' and any of 'transform', 'labels' and 'output_kind'"
 )
 #: Where training scripts put the weights in a larger checkpoint.
 NESTED = ("state_dict", "model_state_dict", "model_state", "model")
@@ -130,7 +130,8 @@ def _torchvision(given: str) -> FromLibrary:
             settings |= {"transform_input": True, "init_weights": False, "aux_logits": heads}
         return models.get_model(name, weights=None, **settings)
 
-    transform = detector_transform(name) if name in detectors else weights.transforms()
+    sizes = (320, 640) if "320" in name or "300" in name else (800, 1333)
+    transform = detector_transform(*sizes) if name in detectors else weights.transforms()
     labels = tuple(weights.meta["categories"])
     preprocessing = Preprocessing(transform)
     return Classifier(name, preprocessing, pretrained, str(weights), labels, "logits"), untrained
@@ -234,14 +235,22 @@ def _own(name: str) -> Classifier:
     """What a function returns: a model, with its transform, labels and kind of output if given.
 
     Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation; for
-    a model of one channel they are grey, with the mean of these over the colours.
+    a model of one channel they are grey, with the mean of these over the colours. Detectors of
+    torchvision get colours from 0 to 1.
     """
     module, _, function_name = name.partition(":")
     folder = os.getcwd()
     sys.path.insert(0, folder)  # also for what the function imports
     try:
         function = getattr(importlib.import_module(module), function_name, None)
-        made = function() if callable(function) else None
+        if not callable(function):
+            raise UsageError(
+                f"--model {name}: {module} has no function {function_name!r}; write one that "
+                f"returns {WHAT_IT_RETURNS}"
+            )
+        made = function()
+    except UsageError:
+        raise
     except ImportError as error:
         raise UsageError(
             f"--model {name}: {one_line(error)}; check the name before the colon, and what it "
@@ -254,17 +263,11 @@ def _own(name: str) -> Classifier:
         ) from error
     finally:
         sys.path.remove(folder)
-    if not callable(function):
-        raise UsageError(
-            f"--model {name}: {module} has no function {function_name!r}; write one that returns "
-            f"{WHAT_IT_RETURNS}"
-        )
-    parts: dict[str, Any] = made if isinstance(made, dict) else {}
-    if not isinstance(made, dict):
-        several = made if isinstance(made, tuple) else (made,)
-        parts = dict(zip((*RETURNED[:3], *map(str, range(len(several)))), several, strict=False))
+    several = made if isinstance(made, tuple) else (made,)
+    parts = made if isinstance(made, dict) else dict(zip(RETURNED, several, strict=False))
     model, transform, labels, kind = (parts.get(one) for one in RETURNED)
-    is_known = parts.keys() <= set(RETURNED) and (transform is None or callable(transform))
+    is_known = parts.keys() <= set(RETURNED) and len(several) <= len(RETURNED)
+    is_known = is_known and (transform is None or callable(transform))
     if not is_known or not isinstance(model, nn.Module):
         kinds = {one: type(part).__name__ for one, part in parts.items()}
         raise UsageError(
@@ -275,9 +278,12 @@ def _own(name: str) -> Classifier:
     channels = next((one.in_channels for one in layers), 3)
     takes_values = transform is not None
     if transform is None:
-        grey = {"mean": (0.449,), "std": (0.226,)} if channels == 1 else {}
-        models = optional_module("torchvision.models")
-        transform = models.ResNet18_Weights.DEFAULT.transforms(**grey)
+        models, scales = optional_module("torchvision.models"), getattr(model, "transform", None)
+        if isinstance(scales, models.detection.transform.GeneralizedRCNNTransform):
+            transform = detector_transform(scales.min_size[0], scales.max_size)
+        else:
+            grey = {"mean": (0.449,), "std": (0.226,)} if channels == 1 else {}
+            transform = models.ResNet18_Weights.DEFAULT.transforms(**grey)
     preprocessing = Preprocessing(transform, takes_values, channels)
     if isinstance(labels, Mapping):  # as id2label of transformers
         labels = [labels[number] for number in sorted(labels)]

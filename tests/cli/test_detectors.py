@@ -95,6 +95,18 @@ def test_a_detector_by_the_default_method(garden):
     assert Path("garden.png_evidence.html").is_file()
 
 
+def test_a_detector_of_torchvision_alone_gets_colours_from_0_to_1(garden):
+    Path("bare.py").write_text(
+        "from torchvision.models import detection as d\n\ndef ssd():\n    return "
+        "d.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)\n"
+    )
+    image = choose_model("bare:ssd").preprocessing(Image.open("garden.png"))
+    assert image.shape == (1, 3, 64, 64)
+    assert image.max() == pytest.approx(250 / 255)
+    assert image.min() == 0
+    sys.modules.pop("bare")
+
+
 @pytest.mark.parametrize("n_classes", [91, 4])
 def test_detectors_of_torchvision_by_name(tmp_path, n_classes):
     from torchvision.models import detection
