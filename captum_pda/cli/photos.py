@@ -54,12 +54,9 @@ POSITION_TOLERANCE = 0.01
 
 
 class Photo(NamedTuple):
-    """An image file as it was read.
+    """An image file as it was read."""
 
-    The image is one of Pillow's of mode RGB or L (8 bits) or F (values of any other kind,
-    unchanged); or a volume as an array of float32.
-    """
-
+    #: Of mode RGB or L (8 bits) or F (values of any other kind), or a volume of float32.
     image: Image.Image | Array
     sha256: str  # of the bytes that it was read from
     affine: Array | None = None  # from indices to mm (right, anterior, superior), where known
@@ -76,16 +73,11 @@ class _Values(NamedTuple):
 
 
 def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None) -> Photo:
-    """Read an image file, or a folder with the slices of a DICOM series; its values are unchanged.
+    """Read an image file, or a folder with the slices of a DICOM series.
 
     Transparent photos are laid on white, those with an EXIF orientation turned; of an animation,
     the first frame counts. Where low values are bright (MONOCHROME1 of DICOM), they are mirrored.
-
-    Args:
-        path: the file or folder.
-        intensity: maps values of more than 8 bits to 0 (black) to 255 (white): the values for black
-            and white, "file" for the file's own window, "full" for all that the file can hold.
-        frame: which frame of a DICOM file or page of a TIFF file to read, from 0.
+    ``intensity`` maps values of more than 8 bits to 0 to 255, as ``--intensity`` says.
     """
     slices = dicom_slices(path)
     if not path.is_file() and not slices:
@@ -320,10 +312,8 @@ def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Ima
             "file of its size that is 0 outside"
         )
     is_part = bool(inside.any() and not inside.all())
-    low, high = 0.0, 255.0
-    if pixels.dtype != np.uint8:
-        low, high = float(pixels.min()), float(pixels.max())
-        high = high if high > low else low + 1
+    low, high = (0, 255) if pixels.dtype == np.uint8 else (pixels.min(), pixels.max())
+    high = high if high > low else low + 1
     values = np.where(inside, high, low).astype(pixels.dtype)
     return Image.fromarray(values) if isinstance(image, Image.Image) else values, is_part
 

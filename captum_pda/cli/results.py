@@ -60,14 +60,13 @@ class PhotoWriter:
     def start(self, settings: dict[str, Any]) -> None:
         """Keep the settings of a folder, or compare them with those that it has."""
         self.settings = settings
-        folder = self.plan.folder
-        if folder is None:
+        if self.plan.folder is None:
             return
         try:
-            keep_settings(folder, settings, self.overwrite)
+            keep_settings(self.plan.folder, settings, self.overwrite)
         except (SettingsError, OSError) as error:
             raise UsageError(f"--output {error}") from error
-        remove_parts(folder)
+        remove_parts(self.plan.folder)
 
     def stored(self, number: int) -> Record | None:
         """What a photo's result in a folder was made from; a single photo is explained anew."""
@@ -257,10 +256,9 @@ def summary_row(explanation: Explanation) -> dict[str, Any]:
 
 def top_classes(explanation: Explanation, n: int = 5) -> str:
     """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
-    best = explanation.predictions.topk(min(n, len(explanation.labels)))
+    best, names = explanation.predictions.topk(min(n, len(explanation.labels))), explanation.labels
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    in_words = explanation.measure.in_words
-    return ", ".join(f"{explanation.labels[number]} {in_words(one)}" for number, one in pairs)
+    return ", ".join(f"{names[one]} {explanation.measure.in_words(share)}" for one, share in pairs)
 
 
 def predictions_in_words(answer: Answer, explanation: Explanation, between: str) -> str:
