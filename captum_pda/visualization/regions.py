@@ -78,8 +78,9 @@ def visualize_strongest_regions(
     kinds = strongest_regions(evidence, target, n, example=example)
     image = evidence.inputs[0][example or 0] if image is None else image
     shown = drawing.picture_of_map(image, evidence.inputs[0].shape[2:], mean, std)
-    figure = drawing.new_figure(fig_size or (4 + 2 * n, 5.6), use_pyplot)
-    grid = figure.add_gridspec(2, 2 + n)
+    heights = [1 if regions or not any(kinds) else 0.01 for regions in kinds]
+    figure = drawing.new_figure(fig_size or (4 + 2 * n, 1.2 + 2.2 * sum(heights)), use_pyplot)
+    grid = figure.add_gridspec(2, 2 + n, height_ratios=heights)
     axes = [figure.add_subplot(grid[:, :2])]
     axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
     drawing.draw_picture(axes[0], shown)
