@@ -52,10 +52,7 @@ class Windows(Protocol):
 
 def drawing_numbers(windows: Windows) -> tuple[int, int]:
     """What the draws of regions are seeded by: two different lots of regions have other numbers.
-
-    Labels of a mask may be any numbers, so regions of other shapes are known by where the first of
-    them lies too.
-    """
+    Labels of a mask may be any, so regions of other shapes are known by their first one too."""
     if windows.hidden is None or not len(windows):
         return windows.first, 0
     shape = np.packbits(windows.hidden[0].cpu().numpy()).tobytes()
@@ -134,10 +131,6 @@ class PlacedWindows:
         corner_array: the first pixel of each window, (W, dims).
         hidden: which pixels of each window are hidden, (W, *window); None hides all of them.
         first: the number of the first window among all that these are part of.
-
-    Example::
-
-        >>> PlacedWindows((28, 28), (4, 4), np.array([[0, 0], [3, 17]]))
     """
 
     space: tuple[int, ...]

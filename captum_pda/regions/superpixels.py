@@ -110,11 +110,8 @@ def check_granularities(
 ) -> tuple[int, ...]:
     """The numbers of regions of a kind that were asked for, of an input (N, C, *space)."""
     given = [sizes] if is_integer(sizes) else sizes
-    if (
-        not isinstance(given, Sequence)
-        or isinstance(given, str)
-        or not given
-        or not all(is_integer(number) and number > 0 for number in given)
+    if not isinstance(given, Sequence) or not (
+        given and all(is_integer(number) and number > 0 for number in given)
     ):
         raise TypeError(
             f"{kind}={sizes!r} must be about how many regions there are, such as {kind}=60 or "

@@ -126,14 +126,14 @@ class WindowGrid:
 
     @cached_property
     def corner_array(self) -> Integers:
-        """Each window's first pixel, (W, dims), as a NumPy array."""
+        """Each window's first pixel, (W, dims)."""
         places = np.unravel_index(np.array(self._numbers, dtype=np.int64), self.shape)
         corners = [starts[place] for starts, place in zip(self.starts, places, strict=True)]
         return np.stack(corners, axis=1)
 
     @property
     def corners(self) -> Tensor:
-        """Each window's first pixel, (W, dims)."""
+        """``corner_array`` as a tensor."""
         return torch.from_numpy(self.corner_array)
 
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
@@ -255,14 +255,13 @@ def default_grids(
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
         width = max(1, round(share * side))
         if strides is not None:
-            steps = [min(n, width) for n in spatial(strides, "strides", space)]
-            grid = window_grid(space, width, steps)
+            steps: list[Extent] = [[min(n, width) for n in spatial(strides, "strides", space)]]
         else:
             # Larger steps where a volume or a long image has too many windows.
-            tried = range(max(1, round(step * width)), width + 1)
-            every_step = (window_grid(space, width, n) for n in tried)
-            affordable = (each for each in every_step if len(each) <= MOST_WINDOWS)
-            grid = next(affordable, window_grid(space, width, width))
+            steps = list(range(max(1, round(step * width)), width + 1))
+        tried = (window_grid(space, width, each) for each in steps)
+        fits = (grid for grid in tried if strides is not None or len(grid) <= MOST_WINDOWS)
+        grid = next(fits, None) or window_grid(space, width, width)
         grids.setdefault(grid.window, grid)
     every = tuple(grids.values())
     few = tuple(grid for grid in every if strides is not None or len(grid) <= MOST_WINDOWS)

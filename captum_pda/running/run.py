@@ -280,9 +280,9 @@ def rank_chunks(
     ranks: Ranks,
     left_out: frozenset[int] = frozenset(),
 ) -> list[Chunk]:
-    """A rank's part of all regions of an example: as many batches as any other rank, or one fewer.
+    """A rank's part of all regions of an example: as many batches as any other rank, or one fewer,
+    which follow each other, so that it makes the fills of few chunks.
 
-    The batches of a rank follow each other, so that it makes the fills of few chunks.
     ``values_per_pixel`` are the numbers in each pixel of a fill, times samples. An engine is given
     ``at_once`` regions, and runs ``in_batch`` of these in a batch. Regions of a mask with the
     labels ``left_out`` are run elsewhere.
