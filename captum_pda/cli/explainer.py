@@ -209,23 +209,21 @@ class PhotoExplainer:
 
     def _explain_boxes(self, image: Tensor, detector: Detector, roi: Tensor | None) -> Explanation:
         """Explain the boxes that a detector finds, each as an output of a model of matches."""
-        if self.options.method not in WITH_ENGINE or self.options.contrast:
+        options = self.options
+        if options.method not in WITH_ENGINE or options.contrast or options.expected:
             raise UsageError(
                 "boxes of a detector are explained one by one, with --method "
-                f"{' or '.join(WITH_ENGINE)}; leave out --contrast"
+                f"{' or '.join(WITH_ENGINE)}; leave out --contrast and --expected"
             )
-        named, _, _ = named_classes(self.options, self.classifier.labels)
-        n_boxes = self.options.classes or (len(named) if named else EXPLAINED_BOXES)
+        named, _, _ = named_classes(options, self.classifier.labels)
+        n_boxes = options.classes or (len(named) if named else EXPLAINED_BOXES)
         match, names = detector.boxes(image, self.classifier.labels, named, n_boxes)
         other = copy(self)
         other.classifier = replace(self.classifier, model=match, labels=names)
-        other.options, other.engine = copy(self.options), "dense"
-        other.options.target, other.options.expected = [], None
-        other.options.classes = len(names)
-        found = other.attribute(image, roi)
-        answers = [
-            replace(one, box=tuple(match.boxes[one.classes[0]].tolist())) for one in found.answers
-        ]
+        other.options, other.engine = copy(options), "dense"
+        other.options.target, other.options.classes = [], len(names)
+        found, boxes = other.attribute(image, roi), match.boxes.tolist()
+        answers = [replace(one, box=tuple(boxes[one.classes[0]])) for one in found.answers]
         return replace(found, answers=answers)
 
     def evidence(self, image: Tensor, roi: Tensor | None = None) -> WindowEvidence:

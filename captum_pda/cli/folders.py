@@ -250,13 +250,10 @@ def write_summary(
             picture = place.files.get("picture")
             if picture is not None and picture.is_file():
                 row["picture"] = picture.relative_to(folder).as_posix()
-        # A spreadsheet takes such texts for formulas.
-        is_formula = re.compile(r"[=+\-@\t\r]").match
+        # A spreadsheet takes texts that start so for formulas.
+        texts = {column: cell for column, cell in row.items() if isinstance(cell, str)}
         table.writerow(
-            {
-                column: f"'{cell}" if isinstance(cell, str) and is_formula(cell) else cell
-                for column, cell in row.items()
-            }
+            row | {column: re.sub(r"^(?=[=+\-@\t\r])", "'", cell) for column, cell in texts.items()}
         )
     encoded = text.getvalue().encode("utf-8", "backslashreplace")
     write_result(folder / TABLE_FILE, encoded, overwrite)

@@ -87,6 +87,8 @@ def test_boxes_of_a_class(garden, capsys):
     assert "no box of the --target was found" in capsys.readouterr().err
     assert explain("--contrast", "rose", "violet") == 1
     assert "one by one" in capsys.readouterr().err
+    assert explain("--expected", "rose") == 1
+    assert "leave out --contrast and --expected" in capsys.readouterr().err
 
 
 def test_a_detector_by_the_default_method(garden):
