@@ -57,25 +57,27 @@ ELSEWHERE = {
 }
 
 
-def refuse_unknown(method: Callable[..., Any], owner: object, given: Iterable[str]) -> None:
-    """Answer an argument that a method does not have with what says the same here."""
-    known = inspect.signature(method).parameters
-    for name in given:
-        if name not in known:
-            listed = ", ".join(each for each in known if each != "self")
-            raise TypeError(
-                f"{type(owner).__name__}.{method.__name__} has no argument {name}: "
-                f"{ELSEWHERE.get(name, f'it takes {listed}')}"
-            )
+def refusing_unknown(name: str, known: Iterable[str]) -> Callable[[object, Iterable[str]], None]:
+    """What answers arguments that a method does not have with those that say the same here."""
+    names = [each for each in known if each != "self"]
+
+    def refuse(owner: object, given: Iterable[str]) -> None:
+        for each in given:
+            if each not in names:
+                said = ELSEWHERE.get(each, f"it takes {', '.join(names)}")
+                raise TypeError(f"{type(owner).__name__}.{name} has no argument {each}: {said}")
+
+    return refuse
 
 
 def captum_method(method: Callable[P, R]) -> Callable[P, R]:
     """Log the use of ``attribute`` as Captum's methods do, and answer their arguments with ours."""
+    refuse = refusing_unknown(method.__name__, inspect.signature(method).parameters)
     logged: Callable[P, R] = log_usage(part_of_slo=True)(method)
 
     @wraps(method)
     def attribute(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(method, args[0], kwargs)
+        refuse(args[0], kwargs)
         return logged(*args, **kwargs)
 
     return attribute

@@ -22,7 +22,7 @@ from captum_pda._captum import (
     TargetType,
     TensorOrTupleOfTensorsGeneric,
     captum_method,
-    refuse_unknown,
+    refusing_unknown,
 )
 from captum_pda.distributed import Ranks
 from captum_pda.engines import Engine, EngineReport, engine_for, engine_settings
@@ -89,9 +89,11 @@ def taking(
     signature = full.replace(parameters=[full.parameters[name] for name in names])
 
     def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
+        refuse = refusing_unknown(method.__name__, names)
+
         @wraps(method)
         def taken(*args: Any, **kwargs: Any) -> Result:
-            refuse_unknown(taken, args[0], kwargs)
+            refuse(args[0], kwargs)
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
             return method(given.arguments.pop("self"), given.arguments)
