@@ -202,11 +202,9 @@ class ModelCall:
             return outputs
         # Batches of one size are computed in one way: what differs is not rounding.
         example, found = problem
-        others, all_changed = (
-            self._among(example, n_rows, 0.75),
-            self._among(example, n_rows, last=0.5),
-        )
-        if agree(others[-1:], found[-1:], found) and agree(all_changed[:1], found[:1], found):
+        beside_others = self._among(example, n_rows, 0.75)[-1:]
+        beside_another = self._among(example, n_rows, changes_last=True)[:1]
+        if agree(beside_others, found[-1:], found) and agree(beside_another, found[:1], found):
             if self._agrees(example, outputs, found, MAX_ROUNDING):
                 return outputs
             if self._mismatch(outputs, len(outputs)) is not None:  # as many as were given
@@ -243,15 +241,15 @@ class ModelCall:
         return {faintest, int(differ.argmax())} if differ.any() else {faintest}
 
     def _among(
-        self, example: int, n_rows: int, strength: float = 0.5, last: float | None = None
+        self, example: int, n_rows: int, strength: float = 0.5, changes_last: bool = False
     ) -> Tensor:
-        """The outputs of changed copies of an example, and of itself as the last, or of a copy that
-        is changed too."""
+        """The outputs of changed copies of an example, and of itself as the last unless that is
+        changed too."""
         copies = {}
         for number, tensor in enumerate(self.inputs):
             row = tensor[example : example + 1]
             others = _changed(row, strength).expand(n_rows - 1, *row.shape[1:])
-            copies[number] = torch.cat([others, row if last is None else _changed(row, last)])
+            copies[number] = torch.cat([others, _changed(row, strength) if changes_last else row])
         return self.with_copies(example, copies)
 
     def _mismatch(self, outputs: Tensor, n_rows: int) -> tuple[int, Tensor] | Exception | None:
