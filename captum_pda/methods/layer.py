@@ -31,8 +31,44 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+class AsksLayer(PerturbationPDA):
+    """A method that asks the feature map of a layer, or of the last one that has some."""
+
+    layer: nn.Module | str | None
+    #: The layer that was asked last; with ``layer=None``, the one that was found.
+    layer_name: str | None = None
+
+    def settings(self) -> dict[str, object]:
+        """What the evidence depends on beside the model and the arguments, as plain values."""
+        layer = "the last feature map"
+        if self.layer is not None:
+            layer = named_layer(self.forward_func, self.layer).name
+        return {**super().settings(), "layer": layer}
+
+    def _layer_place(self, call: ModelCall, prior: Any, at_input: bool = False) -> Place:
+        """The feature maps of the layer, as a place to hide regions in."""
+        with torch.no_grad():
+            if self.layer is None:
+                found = last_feature_map(self.forward_func, call)
+                if at_input:
+                    found = LayerCall(call, replace(found.layer, at_input=True))
+            else:
+                found = LayerCall(call, named_layer(self.forward_func, self.layer, at_input))
+        name = self.layer_name = found.layer.name
+        reason = f"only what follows {name} is run for each copy"
+        if not found.runs_rest_only:
+            reason = (
+                "the whole model is run for each copy, since it looks at its batch, or joins what "
+                f"{name} returns with earlier tensors"
+            )
+        engine = DenseEngine()
+        engine.report = EngineReport("dense", reason)
+        title = "input (layer)" if name == "input" else name
+        return Place(title, found, engine, prior, self._needs, self._fills)
+
+
 @arguments_of(PerturbationPDA)
-class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
+class LayerPDA(LayerAttribution, AsksLayer):  # type: ignore[misc]
     """Prediction difference analysis of a layer's feature map, beside Captum's LayerGradCam.
 
     Replaces each place w of the map h (or each window of places) by what the rest of the map lets
@@ -78,12 +114,6 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         )
         if layer is not None:
             named_layer(forward_func, layer)  # checks that it is one
-        #: The layer that was explained last; with ``layer=None``, the one that was found.
-        self.layer_name: str | None = None
-
-    def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
-        return {**super().settings(), "layer": layer_setting(self.forward_func, self.layer)}
 
     @captum_method
     @torch.no_grad()
@@ -136,33 +166,5 @@ class LayerPDA(LayerAttribution, PerturbationPDA):  # type: ignore[misc]
         names = ("sliding_window_shapes", "scales", "feature_mask")
         if all(chosen[name] is None for name in names):
             chosen["sliding_window_shapes"] = 1
-        place = layer_place(self, call, self.prior, attribute_to_layer_input)
+        place = self._layer_place(call, self.prior, attribute_to_layer_input)
         return parts_of(place, context=context, **chosen)
-
-
-def layer_place(method: Any, call: ModelCall, prior: Any, at_input: bool = False) -> Place:
-    """The feature maps of a method's layer, or of the last layer that has some, as a place to hide
-    regions in. The method's ``layer_name`` says which it is."""
-    with torch.no_grad():
-        if method.layer is None:
-            found = last_feature_map(method.forward_func, call)
-            if at_input:
-                found = LayerCall(call, replace(found.layer, at_input=True))
-        else:
-            found = LayerCall(call, named_layer(method.forward_func, method.layer, at_input))
-    name = method.layer_name = found.layer.name
-    reason = f"only what follows {name} is run for each copy"
-    if not found.runs_rest_only:
-        reason = (
-            "the whole model is run for each copy, since it looks at its batch, or joins what "
-            f"{name} returns with earlier tensors"
-        )
-    engine = DenseEngine()
-    engine.report = EngineReport("dense", reason)
-    title = "input (layer)" if name == "input" else name
-    return Place(title, found, engine, prior, method._needs, method._fills)
-
-
-def layer_setting(forward_func: Callable[..., Any], layer: nn.Module | str | None) -> str:
-    """What to call the layer that is to be explained."""
-    return "the last feature map" if layer is None else named_layer(forward_func, layer).name

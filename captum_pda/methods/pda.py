@@ -9,7 +9,7 @@ from torch import nn
 
 from captum_pda.engines import Engine
 from captum_pda.errors import warn_user
-from captum_pda.methods.layer import layer_place, layer_setting
+from captum_pda.methods.layer import AsksLayer
 from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.layers import NoFeatureMapError, named_layer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @arguments_of(PerturbationPDA)
-class PDA(EfficientPDA):
+class PDA(AsksLayer, EfficientPDA):
     """Prediction difference analysis of several sizes, in several contexts, and of features.
 
     Four questions are asked of each region: what is lost when it goes and all else is seen
@@ -75,14 +75,11 @@ class PDA(EfficientPDA):
         if layer is not None:
             named_layer(forward_func, layer)  # checks that it is one
         self.layer = layer
-        #: The layer whose feature map was asked last; None if there was none.
-        self.layer_name: str | None = None
         self._has_told = False
 
     def settings(self) -> dict[str, object]:
         """What the evidence depends on beside the model and the arguments, as plain values."""
-        layer = layer_setting(self.forward_func, self.layer)
-        return {**super().settings(), "layer": layer, "layer_prior": MapMeanPrior().settings()}
+        return {**super().settings(), "layer_prior": MapMeanPrior().settings()}
 
     def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
         """Regions of the inputs in each context, and each place of the last feature map."""
@@ -94,7 +91,7 @@ class PDA(EfficientPDA):
         try:
             if len(call.inputs) > 1:
                 raise NoFeatureMapError("there are several input tensors")
-            place = layer_place(self, call, MapMeanPrior())
+            place = self._layer_place(call, MapMeanPrior())
         except NoFeatureMapError as error:
             if not self._has_told:
                 warn_user(f"PDA goes without the features of a layer: {error}")
