@@ -171,12 +171,11 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         engine: "dense" runs the whole model for every window, "incremental" only what a window
             can change, and "auto" tries both on a few windows (``engine_report`` says what it
             found); or an engine object.
-        process_group: None explains in this process alone. With a process group of
-            ``torch.distributed``, such as ``torch.distributed.group.WORLD``, its ranks share the
-            windows: all call ``attribute`` or ``evidence`` with the same arguments, and all get
-            the whole result. It is that of a single process: the same batches go through the
-            model for EfficientPDA, and SampledPDA has the same draws. (``engine="auto"`` chooses
-            on each rank for itself; name an engine for results that are equal bit by bit.)
+        process_group: a process group of ``torch.distributed``, such as
+            ``torch.distributed.group.WORLD``, whose ranks share the windows: all call ``attribute``
+            or ``evidence`` with the same arguments, and all get the whole result, that of a single
+            process. (``engine="auto"`` chooses on each rank for itself; name an engine for results
+            that are equal bit by bit.) None explains in this process alone.
 
     Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
     what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
@@ -403,22 +402,19 @@ class EfficientPDA(PerturbationPDA):
                 questions, and "all" the third too where the regions are the default superpixels.
                 Default: "full"; for PDA, "all".
             feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
-                (1 or N, 1 or C, *space), or of the shape of the space for all examples, as
-                scikit-image's SLIC returns them; pixels with one number are hidden together, also
-                in several tensors of a tuple, as in Captum 0.9. (By itself, in the empty context,
-                a region is shown in one tensor.)
+                (1 or N, 1 or C, *space), or of the shape of the space for all examples; pixels with
+                one number are hidden together, also in several tensors of a tuple. (By itself, in
+                the empty context, a region is shown in one tensor.)
             superpixels: about how many regions that follow the image (SLIC), such as 60 or
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.
             effort: how many passes the default superpixels take: "quick", "standard" or
-                "thorough", or about how many, such as 800. With PDA "quick" is about 220 passes
-                (100 of them random sets), "standard" about 330 (200) and "thorough" about 530
-                (400), and 49 short ones for the last feature map of 7 x 7 places. In the full
-                context alone, "quick" is about 100, "standard" about 470.
+                "thorough", or about how many, such as 800. With PDA these are about 220 passes (100
+                of them random sets), 330 (200) and 530 (400), and 49 short ones for a last feature
+                map of 7 x 7 places. In the full context alone, "standard" is about 470.
             regions: regions of your own: an object with the methods of
-                ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple, such as
-                a FeatureMaskRegions; or a kind that is found in each image, and its size, such as
-                ("superpixels", 60).
+                ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple; or a
+                kind that is found in each image, and its size, such as ("superpixels", 60).
 
         Returns:
             Attributions of the inputs' shape; all channels of a pixel share one value.

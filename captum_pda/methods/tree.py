@@ -100,14 +100,6 @@ class OwenTree:
         map: bits of each pixel, (*space); they add up to the total.
         n_evaluations: how many passes this took.
         unit: what values are measured in.
-
-    Example::
-
-        >>> tree = TreePDA(model).tree(image, target=husky)
-        >>> tree.total, tree.map.sum()
-        (15.4, 15.4)
-        >>> print(tree.splits(1)[0])
-        two parts with 4.1% and 6.0% of the input say +3.1 and +2.2 bits; ...
     """
 
     tree: RegionTree
@@ -161,10 +153,9 @@ class TreePDA(PerturbationPDA):
     spread evenly over its pixels. A split costs two passes for each context.
 
     Args:
-        fill: what stands in for what is hidden. "nothing_seen" has the input with nothing seen
-            there (a strong blur, or the prior's ``nothing_seen``); "conditional" what the prior
-            expects given all that is seen, which takes longer: large hidden parts of an image of
-            224 x 224 cost two or three passes each.
+        fill: what stands in for what is hidden: "nothing_seen", the input with nothing seen there
+            (a strong blur, or the prior's ``nothing_seen``), or "conditional", what the prior
+            expects given all that is seen, which takes two or three times as long.
 
     Example::
 
