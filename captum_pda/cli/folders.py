@@ -123,8 +123,8 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
     for (photo, above), name in zip(found.values(), below, strict=True):
         folder = output / above.absolute().name if has_twins else output
         # With the photo's ending: a.jpg and a.png are two photos.
-        own_name = name.name or photo.absolute().name  # a folder with the slices of a series
-        picture = output if means_file else folder / name.with_name(f"{own_name}_evidence.png")
+        own_name = name.name or photo.absolute().name  # "." with the slices of a series
+        picture = output if means_file else folder / name.parent / f"{own_name}_evidence.png"
         other = taken.setdefault(fold(str(picture)), photo)
         if other is not photo:
             raise UsageError(

@@ -244,7 +244,7 @@ def series(folder, heights, **fields):
         dicom(f"{folder}/{number}", CODES + np.uint16(number), **turn, **place, **fields)
 
 
-def test_a_folder_of_slices_is_a_volume(own, capsys):
+def test_a_folder_of_slices_is_a_volume(own, capsys, monkeypatch):
     heights = [8, 5, 14, 11, 17, 20, 23, 26, 29]
     series("patients/first/ct", heights, SeriesInstanceUID="1.2.3", RescaleSlope=2)
     Path("patients/first/ct/notes.txt").write_text("no slice")
@@ -266,6 +266,10 @@ def test_a_folder_of_slices_is_a_volume(own, capsys):
         assert file["bits"].shape == (1, 9, *CODES.shape)
     assert explain("patients/first", "scans:deep", "--series", "--output", "all", "--no-test") == 0
     assert Path("all/ct_evidence.png").is_file()
+    Path("scans.py").rename("patients/first/ct/scans.py")
+    monkeypatch.chdir("patients/first/ct")
+    assert explain(".", "scans:deep", "--series", "--no-test", "--raw", "nifti") == 0
+    assert Path("ct_evidence.nii.gz").is_file()
 
 
 def test_slices_that_are_not_one_volume_are_refused(own):
