@@ -139,12 +139,8 @@ def self_test(
         evidence.outputs.prediction(target)(rows)[number], [1, n_shares, n_shares, 1]
     )
     shares = torch.tensor([0.0, *SHARES, 1.0], dtype=seen.dtype, device=seen.device)
-    return SelfTest(
-        shares,
-        torch.cat([seen, without, nothing]),
-        torch.cat([nothing, alone, seen]),
-        evidence.measure,
-    )
+    hidden_curve, shown = torch.cat([seen, without, nothing]), torch.cat([nothing, alone, seen])
+    return SelfTest(shares, hidden_curve, shown, evidence.measure)
 
 
 def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:

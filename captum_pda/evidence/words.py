@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 #: How many examples, and how many outputs of each, ``print(evidence)`` tells.
 N_EXAMPLES, N_OUTPUTS = 4, 3
-
-
-#: The choice of all questions together.
+#: The choice of all questions together, and what their map is.
 ALL_QUESTIONS = "All questions"
+MEAN = "on a scale of its own, a weighted mean of all questions"
 #: What is said of a region about which the parts of the map disagree.
 UNCERTAIN = "uncertain: questions and sizes disagree"
 #: What is said of a region that might change places with the next one of the list.
@@ -39,11 +38,8 @@ def effect_words(measure: Measure) -> dict[str, str | float]:
     is 2**|value| for a "ratio", 100 |value| for "points" and |value| otherwise.
     """
     kind, hardly, what, pair = "plain", 0.0, "{name}", "the lead of {name} over {other}"
-    little, more, less = (
-        "does not change {what}",
-        "raises {what} by {size}",
-        "lowers {what} by {size}",
-    )
+    little, more = "does not change {what}", "raises {what} by {size}"
+    less = "lowers {what} by {size}"
     if measure.unit == "bits":
         quantity = "odds" if measure.name == "weight_of_evidence" else "probability"
         kind, hardly, pair = "ratio", HARDLY_BITS, "the ratio of {name} to {other}"
@@ -54,13 +50,8 @@ def effect_words(measure: Measure) -> dict[str, str | float]:
         little = "hardly changes {what}"
         more, less = "adds {size} points to {what}", "takes {size} points from {what}"
     sentences = {"little": little, "more": more, "less": less}
-    return {
-        "kind": kind,
-        "hardly": hardly,
-        "what": what,
-        "pair": pair,
-        **{name: f"{{start}} {words}." for name, words in sentences.items()},
-    }
+    told = {name: f"{{start}} {words}." for name, words in sentences.items()}
+    return {"kind": kind, "hardly": hardly, "what": what, "pair": pair, **told}
 
 
 def page_words(measure: Measure) -> dict[str, Any]:
@@ -76,6 +67,7 @@ def page_words(measure: Measure) -> dict[str, Any]:
     return {
         "contexts": contexts,
         "all": ALL_QUESTIONS,
+        "mean": MEAN,
         "uncertain": UNCERTAIN,
         "tied": TIED,
         "effect": effect_words(measure),
@@ -91,14 +83,8 @@ def with_unit(value: float, measure: Measure) -> str:
 def answer(
     context: str, value: float, seen: float | None, changed: float | None, measure: Measure
 ) -> str:
-    """The answer to the question of a context about one region.
-
-    Args:
-        context: the context it was asked in.
-        value: the region's evidence.
-        seen, changed: the predictions before the region was changed and after, where they are told.
-        measure: what evidence is measured in.
-    """
+    """The answer to the question of a context about one region: its evidence, and the predictions
+    before it was changed and after, where they are told."""
     said = ["" if one is None else measure.in_words(one) for one in (seen, changed)]
     return CONTEXTS[context].answer.format(
         seen=said[0],
@@ -118,7 +104,7 @@ def scale_words(parts: Sequence[EvidencePart]) -> str:
     """What a value of the map of these parts is, in words that stand under its colour bar."""
     sizes = Counter(question(part) for part in parts)
     each = [words if n == 1 else f"{words} (mean of {n} sizes)" for words, n in sizes.items()]
-    return each[0] if len(each) == 1 else f"weighted mean of all questions: {'; '.join(each)}"
+    return each[0] if len(each) == 1 else f"{MEAN}: {'; '.join(each)}"
 
 
 def total_words(evidence: WindowEvidence, number: int, target: TargetType) -> str | None:
@@ -130,13 +116,13 @@ def total_words(evidence: WindowEvidence, number: int, target: TargetType) -> st
     if not math.isfinite(total):
         return None
     prediction = evidence.outputs.prediction(target)
-    said = [
+    nothing, everything = (
         evidence.measure.in_words(float(prediction(scores.unsqueeze(1))[number]))
         for scores in (empty[0].reference, evidence.scores)
-    ]
+    )
     return (
-        f"all evidence: {with_unit(total, evidence.measure)}, from {said[0]} with nothing "
-        f"seen to {said[1]} with everything seen"
+        f"all evidence: {with_unit(total, evidence.measure)}, from {nothing} with nothing seen to "
+        f"{everything} with everything seen"
     )
 
 

@@ -166,9 +166,7 @@ def write_report(
         "truth": None if truth is None else columns.index(truth),
         "first": first,
         "measure": {
-            "name": measure.name,
-            "label": measure.label,
-            "unit": measure.unit,
+            **{key: getattr(measure, key) for key in ("name", "label", "unit")},
             "probabilities": measure.needs_probabilities,
             "contrasts": type(measure).contrast in (Measure.contrast, WeightOfEvidence.contrast),
         },
@@ -455,10 +453,9 @@ def _test_header(
             return {"failure": f"the map was not tested: {error}"}
     if not isinstance(test, SelfTest):
         return None
-    shares, hidden, shown = (
-        curve.cpu().double().tolist() for curve in (test.shares, test.hidden, test.shown)
-    )
-    if not all(math.isfinite(value) for value in [*hidden, *shown]):
+    curves = test.shares, test.hidden, test.shown
+    shares, hidden, shown = (curve.cpu().double().tolist() for curve in curves)
+    if not all(map(math.isfinite, [*hidden, *shown])):
         return {"failure": "the map was not tested: the model returned NaN or infinity"}
     return {
         "failure": None,

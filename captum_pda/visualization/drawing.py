@@ -17,6 +17,7 @@ from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 
@@ -34,10 +35,7 @@ USUAL_CHANNELS = (1, 3, 4)
 
 
 def evidence_scale(*attributions: Image) -> float:
-    """The largest absolute value in any of the maps: a scale that they can share.
-
-    1 where all of them are zero, so that they can be drawn.
-    """
+    """The largest absolute value in any of the maps: a scale to share; 1 if all are 0."""
     return checked_scale(None, *(evidence_map(attribution) for attribution in attributions))
 
 
@@ -230,7 +228,9 @@ def draw_colorbar(
         # A long bar need not be thick.
         place = {"ax": list(axes), "location": "bottom", "shrink": shrink}
         place["aspect"] = 20 * min(len(axes), 3)
-    return figure.colorbar(heat_maps[0], label=label, extend=ends, **place)
+    # Under one panel, there is room for few numbers.
+    ticks = MaxNLocator(4 if own_axes is None and len(axes) == 1 else 8)
+    return figure.colorbar(heat_maps[0], label=label, extend=ends, ticks=ticks, **place)
 
 
 def finish(axes: Axes, title: str | None) -> None:

@@ -211,9 +211,8 @@ def visualize_evidence_parts(
         target: the output to ask about.
         rather_than: another output, to draw what speaks for ``target`` rather than for that.
         image: what to show below the maps. Default: the explained input.
-        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above all.
-        use_pyplot: whether the figure is made by pyplot, and shown.
+        mean, std, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the photo, the map of all parts, then one for each part.
@@ -235,10 +234,7 @@ def visualize_evidence_parts(
     size = columns * PART_WIDTH, (1 + len(rows)) * (PART_WIDTH + 0.6)
     figure = drawing.new_figure(size, use_pyplot)
     grid = figure.subplots(1 + len(rows), columns, squeeze=False)
-    for axes in grid.ravel():
-        axes.axis("off")
-    if title:
-        figure.suptitle(title)
+    figure.suptitle(title or "")
     drawing.draw_picture(grid[0, 0], shown)
     drawing.finish(grid[0, 0], "the photo")
     panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
@@ -254,8 +250,8 @@ def visualize_evidence_parts(
         drawing.finish(axes, words)
         drawing.draw_colorbar(figure, [axes], [heat_map], evidence.measure.unit)
     used = [grid[0, 0], *(axes for axes, _, _ in panels)]
-    for axes in used:
-        axes.axis("on")
+    for axes in set(grid.ravel()) - set(used):
+        axes.axis("off")
     drawing.show(use_pyplot)
     return figure, used
 

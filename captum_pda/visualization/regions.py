@@ -57,10 +57,9 @@ def visualize_strongest_regions(
         target: the output to ask about.
         image: what to show. Default: the explained input.
         n: how many regions of each kind; fewer are drawn where fewer say anything.
-        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above the first panel.
         example: which one, where the evidence is of several.
-        fig_size, use_pyplot: as for ``visualize_evidence``.
+        mean, std, fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the whole image, n regions for the class, n against it.
@@ -82,16 +81,16 @@ def visualize_strongest_regions(
     figure = drawing.new_figure(fig_size or (4 + 2 * n, 1.2 + 2.2 * sum(heights)), use_pyplot)
     grid = figure.add_gridspec(2, 2 + n, height_ratios=heights)
     axes = [figure.add_subplot(grid[:, :2])]
-    axes += [figure.add_subplot(grid[row, 2 + k]) for row in range(2) for k in range(n)]
     drawing.draw_picture(axes[0], shown)
     draw_outlines(axes[0], *kinds)
     drawing.finish(axes[0], title)
-    for panel in axes[1:]:
-        panel.axis("off")
     for row, (regions, colour) in enumerate(zip(kinds, (FOR, AGAINST), strict=True)):
-        for number, region in enumerate(regions):
-            panel = axes[1 + row * n + number]
-            panel.axis("on")
+        for number in range(n):
+            axes.append(panel := figure.add_subplot(grid[row, 2 + number]))
+            if number >= len(regions):
+                panel.axis("off")
+                continue
+            region = regions[number]
             _look_closely(panel, shown, region, colour)
             drawing.finish(panel, f"{number + 1}")
             words = "\n".join(region.answers()).replace(": ", ":\n").replace(" (", "\n(")
@@ -160,16 +159,14 @@ def visualize_explanation(
         target: the output to ask about. Default: the most probable one.
         rather_than: another output, to draw what speaks for ``target`` rather than for that.
         name: what the output is called. Default: its number and its probability.
-        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         n: how many regions of each kind to outline.
         test: the map's own test; True makes it, with about 40 passes, where the evidence has a
             model to ask, and False leaves it out. A map of one output rather than another has none.
         example: which one, where the evidence is of several.
-        scale: the value that is drawn fully red. Default: the largest absolute value.
         spacing: the extent of a voxel along each axis of a volume, such as (3.0, 0.7, 0.7) mm, or
             the time between two samples of a signal.
         note: a last line below the picture, such as the settings.
-        use_pyplot: whether the figure is made by pyplot, and shown.
+        mean, std, scale, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: input, map and, where there is one, test.

@@ -38,14 +38,10 @@ def visualize_signal(
     """Draw a signal with a line for each channel, over a background coloured by its evidence.
 
     Args:
-        attribution: the map of one signal, (C, T) or (1, C, T).
-        signal: the explained signal, in the same form.
-        scale: the value that is drawn fully red. Default: the largest absolute value.
-        mean, std: the normalisation of the signal, to be undone: x * std + mean.
+        attribution, signal: the map of one signal, (C, T) or (1, C, T), and the signal itself.
         spacing: the time between two samples; the axis counts samples without it.
-        title: what to write above.
-        measure: the measure of the map; it labels the colour bar.
-        plt_fig_axis, fig_size, use_pyplot: as for ``visualize_evidence``.
+        scale, mean, std, title, measure, plt_fig_axis, fig_size, use_pyplot: as for
+            ``visualize_evidence``.
 
     Example::
 
@@ -79,16 +75,12 @@ def visualize_volume(
     """Draw three orthogonal slices of a volume: as they are, and below with their evidence.
 
     Args:
-        attribution: the map of one volume, (C, D, H, W) or (1, C, D, H, W).
-        volume: the explained volume, in the same form.
+        attribution, volume: the map of one volume, (C, D, H, W) or (1, C, D, H, W), and the volume
+            itself.
         at: the voxel (slice, row, column) that the slices meet in. Default: where the absolute
             evidence is largest.
-        scale: the value that is drawn fully red. Default: the largest absolute value.
-        mean, std: the normalisation of the volume, to be undone: x * std + mean.
         spacing: the extent of a voxel along each axis, such as (3.0, 0.7, 0.7) mm.
-        title: what to write above all.
-        measure: the measure of the map; it labels the colour bar.
-        fig_size, use_pyplot: as for ``visualize_evidence``.
+        scale, mean, std, title, measure, fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: three slices, and the same with their evidence.
@@ -108,12 +100,10 @@ def visualize_volume(
     widths, height = panel_sizes(values.shape, spacing)
     figure = drawing.new_figure(fig_size or (sum(widths) + 0.4, 2 * height + 1.4), use_pyplot)
     grid = figure.subplots(2, 3, squeeze=False, gridspec_kw={"width_ratios": widths})
-    if title:
-        figure.suptitle(title)
+    figure.suptitle(title or "")
     draw_slices(grid[0], shown, at, spacing)
-    drawn = draw_slices(
-        grid[1], shown, at, spacing, values=values, scale=drawing.checked_scale(scale, values)
-    )
+    scale = drawing.checked_scale(scale, values)
+    drawn = draw_slices(grid[1], shown, at, spacing, values=values, scale=scale)
     drawing.draw_colorbar(figure, grid[1], drawn, find_measure(measure).label)
     drawing.show(use_pyplot)
     return figure, list(np.ravel(grid))

@@ -43,10 +43,9 @@ def visualize_interactions(
         target: the output; without one, that of the interactions.
         image: what to show. Default: the explained input.
         n: how many pairs have a line at most; weak ones have none.
-        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: what to write above the photo.
         plt_fig_axis: a figure and two axes to draw on.
-        fig_size, use_pyplot: as for ``visualize_evidence``.
+        mean, std, fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes: the photo and the matrix.
@@ -60,8 +59,8 @@ def visualize_interactions(
     figure, axes = drawing.panels_for(plt_fig_axis, 2, fig_size, use_pyplot)
     drawing.draw_picture(axes[0], 0.35 + 0.65 * shown)
     lost = interactions.lost(target).cpu().numpy()
-    colours = [FOR if value >= 0 else AGAINST for value in lost]
     places = [drawing.innermost(pixels)[::-1] for pixels in interactions.pixels]
+    colours = [FOR if value >= 0 else AGAINST for value in lost]
     for pixels, colour in zip(interactions.pixels, colours, strict=True):
         drawing.outline_pixels(axes[0], pixels, colour)
     pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
@@ -112,8 +111,7 @@ def visualize_parts(
         parts: what ``evidence.sufficient`` or ``evidence.necessary`` returned.
         image: the explained image, (C, height, width).
         names: of the classes.
-        mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
-        use_pyplot: whether the figure is made by pyplot, and shown.
+        mean, std, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
         The figure and its axes, one for each part.

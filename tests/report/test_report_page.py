@@ -168,7 +168,7 @@ def test_the_lists_are_those_of_strongest_regions_and_linked_with_the_picture(pa
 def test_the_scale_the_total_and_the_test_are_told(page, evidence):
     top = order_of(evidence)[0]
     words = page.inner_text("#scale-words")
-    assert words.startswith("bits; weighted mean of all questions: ")
+    assert words.startswith("bits; on a scale of its own, a weighted mean of all questions: ")
     assert "each region by itself (mean of 2 sizes)" in words
     total = printed(f": {signed(float(evidence.total(top)[0]))} bits")
     assert total in page.inner_text("#total")

@@ -6,6 +6,7 @@ import torch
 from conftest import make_classifier, make_images
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, strongest_regions
+from captum_pda.evidence.words import MEAN
 from captum_pda.model.measures import signed
 from captum_pda.visualization import (
     visualize_evidence,
@@ -71,7 +72,7 @@ def test_a_picture_of_an_image_says_what_the_words_say():
     listed = [one for own in kinds for one in own]
     assert [line.split(") ", 1)[1] for line in lines[2:]] == [str(one) for one in listed]
     bar = axes[1].images[-1].colorbar.ax.get_xlabel()
-    assert bar.startswith("weight of evidence (bits)\nweighted mean of all questions: without each")
+    assert bar.startswith(f"weight of evidence (bits)\n{MEAN}: without each")
     one_question = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=5)
     _, axes = visualize_explanation(one_question, 2, test=False, use_pyplot=False)
     bar = axes[1].images[-1].colorbar.ax.get_xlabel()

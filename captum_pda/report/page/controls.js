@@ -83,7 +83,9 @@ class Controls {
     const { choice, measure, scale } = this.view;
     const { groups } = this.view.methods[choice.method];
     byId("size-field").hidden = groups.length < 2;
-    const sizes = groups.map((group, value) => ({ value, words: group.title }));
+    const sizes = groups
+      .map((group, value) => ({ value, words: group.title, isLayer: group.depth !== "input", count: group.count }))
+      .sort((a, b) => a.isLayer - b.isLayer || a.count - b.count);
     const everything = { value: null, words: "all together" };
     this.offer("size", [everything, ...sizes], choice.group, (group) => this.choose({ group }));
     const contexts = this.view.offered.map((value) => ({ value, words: this.view.header.words.contexts[value].choice }));

@@ -79,7 +79,7 @@ function scaleWords(view) {
   );
   const unit = view.header.words.units;
   if (each.length === 1) return `${unit}; ${each[0]}`;
-  return `${unit}; weighted mean of all questions: ${each.join("; ")}`;
+  return `${unit}; ${view.header.words.mean}: ${each.join("; ")}`;
 }
 
 // A region in one line, as a screen reader says it.
