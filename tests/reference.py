@@ -549,6 +549,14 @@ def combined(questions):
     return weighted_mean([sum(maps) / len(maps) for maps in questions])
 
 
+def mean_in_regions(values, numbers):
+    """Each pixel with the mean of a map over its region."""
+    result = np.zeros_like(values)
+    for number in np.unique(numbers):
+        result[numbers == number] = values[numbers == number].mean()
+    return result
+
+
 def weighted_mean(maps, weights=None):
     """M = sum_k (w_k M_k / s_k) / sum_k (w_k / s_k), with s_k the standard deviation of M_k."""
     total, norm = 0.0, 0.0

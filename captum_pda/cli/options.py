@@ -46,7 +46,7 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=effort,
         default="standard",
-        help="of --method pda: quick (about 220 passes), standard (330, default), thorough (530), "
+        help="of --method pda: quick (about 210 passes), standard (310, default), thorough (630), "
         "or a number of passes",
     )
     add(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from captum_pda.files import counted
 from captum_pda.model.inputs import attribution_dtype, masked_columns, target_columns
 from captum_pda.model.measures import Measure
 from captum_pda.regions.contexts import CONTEXTS
+from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Regions
 from captum_pda.running.ask import Asker
 
@@ -148,18 +149,47 @@ class EvidencePart:
         scores = self.outputs.pick(self.scores, target)
         return self.outputs.measure.error(errors, scores).squeeze(2)
 
-    def map(self, values: Tensor, space: tuple[int, ...], unfinished: bool = False) -> Tensor:
-        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space); of an
-        ``unfinished`` run, those of the regions that are done."""
+    @property
+    def density(self) -> Tensor | float:
+        """What the map has in each region for each unit of its value, (1 or N, W).
+
+        What a region adds to random sets is read from what its pixels add, so a region of twice the
+        area has twice as much by that alone; the map shows it per area, times the mean area.
+        """
+        if not CONTEXTS[self.context].in_sets:
+            return 1.0
+        areas = cast(FeatureMaskRegions, self.regions).areas.to(self.scores.device)
+        mean = areas.sum(dim=1, keepdim=True) / (areas > 0).sum(dim=1, keepdim=True)
+        return mean / areas.clamp(min=1)
+
+    def map(
+        self,
+        values: Tensor,
+        space: tuple[int, ...],
+        unfinished: bool = False,
+        onto: FeatureMaskRegions | None = None,
+    ) -> Tensor:
+        """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space).
+
+        Of an ``unfinished`` run, those of the regions that are done. The places of a feature map
+        are coarse: between them values are interpolated, and averaged inside the regions ``onto``,
+        where there are any.
+        """
+        scaled = values * self.density
         if unfinished:
-            done = self.map(values.isfinite().to(values.dtype), space)
-            return self.map(values.nan_to_num(0, 0, 0), space) / done
+            done = self._on_pixels(values.isfinite().to(values.dtype), space, onto)
+            return self._on_pixels(scaled.nan_to_num(0, 0, 0), space, onto) / done
+        return self._on_pixels(scaled, space, onto)
+
+    def _on_pixels(
+        self, values: Tensor, space: tuple[int, ...], onto: FeatureMaskRegions | None
+    ) -> Tensor:
         averaged = self.regions.average(values)
         if self.regions.space == space:
             return averaged
-        return F.interpolate(averaged.unsqueeze(1), size=space, mode=INTERPOLATION[len(space)])[
-            :, 0
-        ]
+        mode = INTERPOLATION[len(space)]
+        enlarged = F.interpolate(averaged.unsqueeze(1), size=space, mode=mode)[:, 0]
+        return enlarged if onto is None else onto.average(onto.means(enlarged))
 
 
 def mean_map(
@@ -636,7 +666,8 @@ class WindowEvidence:
             for parts, weight in zip(questions, question_weights(means, questions), strict=True):
                 share = (weight / len(parts)).reshape(-1, *[1] * (total.dim() - 1))
                 for part in parts:
-                    square = part.map(part.standard_error(target) ** 2, tuple(tensor.shape[2:]))
+                    square = part.density * part.standard_error(target) ** 2
+                    square = part.map(square, tuple(tensor.shape[2:]))
                     total += share**2 * square / part.regions.coverage(tensor.device)
             maps.append(to_attribution(total.sqrt(), tensor))
         return format_output(self.is_tuple, tuple(maps))
@@ -653,11 +684,16 @@ class WindowEvidence:
     def _questions(
         self, tensor: int, quantity: Quantity, unfinished: bool = False
     ) -> tuple[list[list[EvidencePart]], list[Tensor]]:
-        """The parts of a tensor by depth and context, and the mean map of each such question."""
+        """The parts of a tensor by depth and context, and the mean map of each such question; those
+        of feature maps with the outlines of the finest superpixels, or of a mask."""
         space = tuple(self.inputs[tensor].shape[2:])
-        groups = questions_of([part for part in self.parts if part.tensor == tensor])
+        parts = [part for part in self.parts if part.tensor == tensor]
+        groups = questions_of(parts)
+        divisions = (part.regions for part in parts if part.regions.space == space)
+        masks = (regions for regions in divisions if isinstance(regions, FeatureMaskRegions))
+        finest = max(masks, key=len, default=None)
         maps = [
-            [part.map(part.differences(quantity), space, unfinished) for part in parts]
+            [part.map(part.differences(quantity), space, unfinished, finest) for part in parts]
             for parts in groups
         ]
         return groups, [mean_map(own, unfinished) for own in maps]

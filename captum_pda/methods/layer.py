@@ -58,8 +58,8 @@ class AsksLayer(PerturbationPDA):
         reason = f"only what follows {name} is run for each copy"
         if not found.runs_rest_only:
             reason = (
-                "the whole model is run for each copy, since it looks at its batch, or joins what "
-                f"{name} returns with earlier tensors"
+                "the whole model is run for each copy, since it gave other outputs where modules "
+                f"before {name} returned again what they had returned once"
             )
         engine = DenseEngine()
         engine.report = EngineReport("dense", reason)

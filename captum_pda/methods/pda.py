@@ -36,9 +36,10 @@ class PDA(AsksLayer, EfficientPDA):
 
     with s_q the standard deviation of M_q over the pixels, and w_q = 2 for random sets and 1 for
     the other questions. So it stays in bits: positive values speak for the class, negative ones
-    against it. A model without a spatial feature map, and one with several input tensors, is asked
-    without features, and a warning says so once. So is any model with a ``feature_mask``, unless
-    ``layer`` is given: the map then has one value for each region of the mask. Random sets are of
+    against it. What regions add to random sets is shown per area, and the map of the layer is
+    averaged inside the finest superpixels. A model without a spatial feature map, and one with
+    several input tensors, is asked without features, and a warning says so once. So is any model
+    with a ``feature_mask``, unless ``layer`` is given. Random sets are of
     the default superpixels; ``context="random"`` asks for those of other superpixels or masks.
 
     Args:

@@ -409,8 +409,8 @@ class EfficientPDA(PerturbationPDA):
                 (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.
             effort: how many passes the default superpixels take: "quick", "standard" or
-                "thorough", or about how many, such as 800. With PDA these are about 220 passes (100
-                of them random sets), 330 (200) and 530 (400), and 49 short ones for a last feature
+                "thorough", or about how many, such as 800. With PDA these are about 210 passes (100
+                of them random sets), 310 (200) and 630 (400), and 49 short ones for a last feature
                 map of 7 x 7 places. In the full context alone, "standard" is about 470.
             regions: regions of your own: an object with the methods of
                 ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple; or a

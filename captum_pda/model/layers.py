@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from captum_pda.model.call import ModelCall, copied
 from captum_pda.model.evaluation_mode import model_of
@@ -134,12 +138,73 @@ class Layer:
             )
 
 
+@contextmanager
+def kept_outputs(layer: Layer) -> Iterator[dict[nn.Module, Tensor]]:
+    """What modules return until a layer is reached, in a pass of one example: the outputs of the
+    outermost ones that are called once and return a tensor."""
+    kept: dict[nn.Module, Tensor] = {}
+    calls: Counter[nn.Module] = Counter()
+    is_reached = False
+    thread = threading.get_ident()
+
+    def enter(module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == thread:
+            calls[module] += 1
+
+    def leave(module: nn.Module, _: Any, output: Any) -> None:
+        if threading.get_ident() != thread or is_reached:
+            return
+        for inner in module.modules():  # itself among them
+            kept.pop(inner, None)
+        if isinstance(output, Tensor) and output.shape[:1] == (1,):
+            kept[module] = output.clone()  # the rest of the model may write into it
+
+    def reach(values: Any) -> None:
+        nonlocal is_reached
+        is_reached = True
+
+    with ExitStack() as hooks:
+        hooks.callback(register_module_forward_pre_hook(enter).remove)
+        hooks.callback(register_module_forward_hook(leave).remove)
+        hooks.enter_context(layer.exchanged(reach))
+        yield kept
+    for module in [module for module in kept if calls[module] > 1]:
+        del kept[module]
+
+
+@contextmanager
+def skipped(outputs: Mapping[nn.Module, Tensor], n_rows: int) -> Iterator[None]:
+    """Let modules return what they returned before, once for each of ``n_rows``."""
+    thread = threading.get_ident()
+
+    def returning(module: nn.Module, output: Tensor) -> Callable[..., Any]:
+        forward = module.forward
+
+        def known(*arguments: Any, **named: Any) -> Any:
+            if threading.get_ident() != thread:  # others may run the same model meanwhile
+                return forward(*arguments, **named)
+            return output.expand(n_rows, *output.shape[1:]).clone()
+
+        return known
+
+    before = {module: module.__dict__.get("forward") for module in outputs}
+    try:
+        for module, output in outputs.items():
+            module.__dict__["forward"] = returning(module, output)
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+
+
 class LayerCall:
     """Runs a model with other feature maps in one of its layers.
 
-    What comes before the layer is run on a single copy, which becomes as many as there are maps in
-    the layer. A model that cannot go on from there, because it looks at the batch size early or
-    joins the layer's output with earlier tensors, is run as a whole on all copies.
+    Modules that are done before the layer is reached are run once, and return the same again for
+    each copy. Where that gives other outputs, the whole model is run on all copies.
 
     Attributes:
         inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
@@ -194,13 +259,23 @@ class LayerCall:
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
         """A function from one example's maps ``position``, changed, to the model's outputs."""
-        return partial(self._run, self.runs_rest_only, example, position)
+        known = self._known(example) if self.runs_rest_only else {}
+        return partial(self._run, known, example, position)
 
-    def _run(self, rest_only: bool, example: int, position: int, maps: Tensor) -> Tensor:
+    def _known(self, example: int) -> dict[nn.Module, Tensor]:
+        with kept_outputs(self.layer) as known:
+            self._call.repeated(example, 1)
+        return known
+
+    def _run(
+        self, known: Mapping[nn.Module, Tensor], example: int, position: int, maps: Tensor
+    ) -> Tensor:
         if self._call.one_at_a_time and len(maps) > 1:
-            return torch.cat([self._run(rest_only, example, position, each[None]) for each in maps])
-        with self.layer.exchanged(partial(self._exchange, position, maps), n_passes=1):
-            outputs = self._call.repeated(example, 1 if rest_only else len(maps))
+            each = [self._run(known, example, position, one[None]) for one in maps]
+            return torch.cat(each)
+        exchange = partial(self._exchange, position, maps)
+        with skipped(known, len(maps)), self.layer.exchanged(exchange, n_passes=1):
+            outputs = self._call.repeated(example, len(maps))
         return one_row_each(outputs, len(maps))
 
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
@@ -219,13 +294,11 @@ class LayerCall:
 
     def _can_run_rest_only(self) -> bool:
         """Whether the model gives the outputs of three copies that are run as a whole."""
-        if self._call.one_at_a_time:
-            return False
         with torch.no_grad():
             copies = _with_noise(self.inputs[0][:1], 3)
-            expected = self._run(False, 0, 0, copies.clone())
+            expected = self._run({}, 0, 0, copies.clone())
             try:
-                return agree(self._run(True, 0, 0, copies.clone()), expected)
+                return agree(self._run(self._known(0), 0, 0, copies.clone()), expected)
             except Exception:  # what can go wrong is up to the model
                 return False
 

@@ -117,7 +117,14 @@ class BlurredContext:
 
 def seen_share(hidden: Tensor) -> Tensor:
     """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
-    share = blurred((~hidden).to(torch.float32), SET_EDGE)
+    seen, space = (~hidden.cpu()).numpy().astype(np.float32), hidden.shape[1:]
+    options: dict[str, Any] = {"sigma": SET_EDGE * min(space), "mode": "constant", "truncate": 6}
+    for axis, size in enumerate(space, start=1):
+        # Many times as fast as the product with a matrix in ``blurred``, which runs on any device.
+        whole = gaussian_filter1d(np.ones(size, dtype=np.float32), **options)
+        shape = [-1 if other == axis else 1 for other in range(seen.ndim)]
+        seen = gaussian_filter1d(seen, axis=axis, **options) / whole.reshape(shape)
+    share = torch.from_numpy(seen)
     share = torch.where(share < LEAST_SEEN, 0, share)
     return torch.where(share > 1 - LEAST_SEEN, 1, share)
 

@@ -170,9 +170,9 @@ SETS = {"quick": 100, "standard": 200, "thorough": 400}
 DIVISIONS = (36, 40, 45, 50, 55, 60, 65, 70, 75, 80)
 #: Beside random sets, fewer superpixels are as good (benchmarks/FAITHFULNESS.md).
 BESIDE_SETS: dict[str, dict[str, tuple[int, ...]]] = {
-    "quick": {"full": (25, 60), "empty": (12, 25)},
-    "standard": {"full": (12, 25, 60), "empty": (12, 25)},
-    "thorough": {"full": (12, 25, 60), "empty": (12, 25)},
+    "quick": {"full": (25, 60), "empty": (25,)},
+    "standard": {"full": (25, 60), "empty": (25,)},
+    "thorough": {"full": (25, 60, 120), "empty": (25,)},
 }
 #: The fewest passes that can be asked for as a number.
 LEAST_PASSES = 150

@@ -104,6 +104,21 @@ class FeatureMaskRegions:
         numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)
         return values.gather(1, numbers).reshape(len(values), *self.space)
 
+    @property
+    def areas(self) -> Tensor:
+        """How many pixels each region has, (1 or N, W)."""
+        ones = torch.ones_like(self.numbers)
+        return torch.zeros(len(ones), len(self), dtype=ones.dtype, device=ones.device).scatter_add_(
+            1, self.numbers.flatten(1), ones.flatten(1)
+        )
+
+    def means(self, values: Tensor) -> Tensor:
+        """The mean of a map (N, *space) inside each region, (N, W); 0 for one without pixels."""
+        numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)
+        sums = values.new_zeros(len(values), len(self))
+        sums.scatter_add_(1, numbers, values.flatten(1))
+        return sums / self.areas.clamp(min=1).to(values.device)
+
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
         """Each pixel lies in one region."""
         return torch.ones((1, *self.space), dtype=torch.int64, device=device)

@@ -386,10 +386,14 @@ def _part_header(
         "in_sets": context.in_sets,
         "reference": block.add(reference.numpy(), "float64"),
         "changes": block.add((scores - reference.unsqueeze(1)).numpy(), "float32"),
+        "density": None,
         "values": None,
         "errors": None,
         "drawn": int(part.drawn.max()),
     }
+    if isinstance(part.density, Tensor):
+        density = part.density.expand(len(part.scores), -1)[number].cpu()
+        known["density"] = block.add(density.numpy(), "float32")
     if not isinstance(measure, WeightOfEvidence):
         gained = measure.value(scores) - measure.value(reference.unsqueeze(1))
         known["values"] = block.add((sign * gained).numpy(), "float32")

@@ -87,18 +87,31 @@ def test_pda_asks_four_questions_of_images_with_superpixels():
     pda = PDA(model)
     evidence = pda.evidence(image, effort="quick")
     asked = [(part.context, part.size[0]) for part in evidence.at_depth("input").parts]
-    assert asked == [("full", 25), ("full", 60), ("empty", 12), ("empty", 25), ("random", 250)]
+    assert asked == [("full", 25), ("full", 60), ("empty", 25), ("random", 250)]
     questions = [
         evidence.at_depth("input").in_context(context) for context in ("full", "empty", "random")
     ]
     questions.append(evidence.at_depth(pda.layer_name))
     maps = [each.attribution(2)[0, 0].double().numpy() for each in questions]
+    # The feature map gets the outlines of the finest superpixels.
+    (finest,) = questions[2].parts
+    maps[3] = reference.mean_in_regions(maps[3], finest.regions.numbers[0].numpy())
     # Random sets count twice.
     expected = torch.from_numpy(reference.weighted_mean(maps, weights=(1, 1, 2, 1)))
     torch.testing.assert_close(evidence.attribution(2)[0, 0].double(), expected)
     torch.testing.assert_close(
         pda.attribute(image, 2, effort="quick"), evidence.attribution(2), rtol=1e-4, atol=1e-6
     )
+
+
+def test_the_map_of_random_sets_shows_what_regions_add_per_area():
+    """So that large regions are not darker than small ones by their size alone."""
+    found = EfficientPDA(make_classifier()).evidence(
+        IMAGE, context="random", feature_mask=MASK, effort=150
+    )
+    areas = np.bincount(MASK.flatten())
+    expected = found.window_values(1)[0].numpy() * areas.mean() / areas
+    torch.testing.assert_close(found.attribution(1)[0, 0], torch.from_numpy(expected)[MASK])
 
 
 def test_an_interrupted_run_keeps_the_sets_that_were_finished():
@@ -157,7 +170,7 @@ def passes(context: str, effort: str | int) -> int:
 
 
 def test_efforts_have_their_documented_numbers_of_passes():
-    assert [passes("all", name) for name in ("quick", "standard", "thorough")] == [222, 334, 534]
+    assert [passes("all", name) for name in ("quick", "standard", "thorough")] == [210, 310, 630]
     for effort in (150, 300, 600, 1200, 5000):
         assert passes("all", effort) == effort
         assert passes("full", effort) <= effort

@@ -32,8 +32,9 @@ function readMethods({ header, arrays }) {
 }
 
 // The region of each pixel of the photo, where a feature map has fewer places.
-function onPhoto(owner, [rows, columns], { height, width }) {
-  if (rows === height && columns === width) return owner;
+function onPhoto(owner, space, { height, width }) {
+  const [rows, columns] = space;
+  if (isOnPhoto({ space }, { height, width })) return owner;
   return Int32Array.from({ length: height * width }, (_, pixel) => {
     const y = Math.floor((Math.floor(pixel / width) * rows) / height);
     return owner[y * columns + Math.floor(((pixel % width) * columns) / width)];
@@ -73,6 +74,7 @@ function readPart(part, arrays) {
     ...part,
     reference: arrays[part.reference],
     changes: arrays[part.changes],
+    density: optional(part.density),
     values: optional(part.values),
     errors: optional(part.errors),
   };
@@ -203,19 +205,33 @@ function weightedMean(maps, own) {
   return average(maps, weights);
 }
 
-function partMap(group, part, question, { height, width }) {
-  return enlarged(averaged(group, partValues(group, part, question)), group.space, height, width);
+// The map of a part's values on the pixels of the photo. What was read from random sets counts per
+// area. Maps of a layer get the outlines of a finer group, if there is one.
+function partMap(group, part, values, photo, onto = null) {
+  const scaled = part.density ? values.map((value, region) => value * part.density[region]) : values;
+  const map = enlarged(averaged(group, scaled), group.space, photo.height, photo.width);
+  if (onto === null || isOnPhoto(group, photo)) return map;
+  const means = meansInside(onto, map, photo);
+  return Float64Array.from(onto.cells, (region) => means[region]);
+}
+
+function isOnPhoto({ space: [rows, columns] }, { height, width }) {
+  return rows === height && columns === width;
 }
 
 // The map of groups in some contexts, on the pixels of the photo: the mean over the sizes of each
 // question, which is a depth and a context, and the weighted mean of these.
 function evidenceMap(groups, contexts, question, photo) {
   const maps = new Map();
-  for (const group of groups) {
+  const asked = groups.filter(({ parts }) => parts.some((part) => contexts.includes(part.context)));
+  const finest = asked
+    .filter((group) => group.cells && isOnPhoto(group, photo))
+    .reduce((best, group) => (best === null || group.count > best.count ? group : best), null);
+  for (const group of asked) {
     for (const part of group.parts.filter((one) => contexts.includes(one.context))) {
       const key = `${part.context} ${group.depth}`;
       if (!maps.has(key)) maps.set(key, { weight: part.weight, maps: [] });
-      maps.get(key).maps.push(partMap(group, part, question, photo));
+      maps.get(key).maps.push(partMap(group, part, partValues(group, part, question), photo, finest));
     }
   }
   const questions = [...maps.values()];
@@ -259,7 +275,7 @@ function saidByRegions(groups, contexts, question, map, photo, ownShare) {
     const asked = group.parts.filter((part) => contexts.includes(part.context));
     const answers = asked.map((part) => {
       const values = partValues(group, part, question);
-      const own = enlarged(averaged(group, values), group.space, photo.height, photo.width);
+      const own = partMap(group, part, values, photo);
       const deviation = spread(own) > FLAT * largest(own) ? spread(own) : 1;
       maps.push(own.map((value) => value / deviation));
       return values.map((value) => (Number.isFinite(value) ? value / deviation : 0));

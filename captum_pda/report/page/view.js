@@ -79,7 +79,7 @@ class View {
     const maps = groups.flatMap((group) =>
       group.parts
         .filter((part) => this.contexts.includes(part.context))
-        .map((part) => partMap(group, part, this.question, this.photo)),
+        .map((part) => partMap(group, part, partValues(group, part, this.question), this.photo)),
     );
     const { words } = this.header;
     const { close_share: closeShare, least_answer: least } = this.header.listed;
