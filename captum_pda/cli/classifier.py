@@ -309,7 +309,8 @@ class Detector(nn.Module):
             )
         names: list[str] = []
         for kind in kinds[order].tolist():
-            name, count = labels[kind], kinds[order][: len(names)].eq(kind).sum()
+            name = labels[kind] if kind < len(labels) else f"class {kind}"
+            count = kinds[order][: len(names)].eq(kind).sum()
             names.append(f"{name} {count + 1}" if count else name)
         return BoxMatch(self.model, found["boxes"][order], kinds[order]), tuple(names)
 

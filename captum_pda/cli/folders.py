@@ -82,18 +82,17 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
     """The place of each photo: its picture has its name, in the folder ``output`` or its own
     subfolder of it; that of a single photo may have a name of its own."""
     images: list[Path] = options.images
-    means_file = not output.is_dir() and output.suffix.lower() in FILE_ENDINGS
+    is_one, kind = len(images) == 1 and not is_folder, output.suffix.lower()
+    means_file = not output.is_dir() and kind in FILE_ENDINGS
     refused = {
         "where should the results go? Add --output and the name of a folder": is_folder
         and output == Path(),
         "--raw none leaves no place for the settings of a folder's results; use npz or "
         "safetensors": is_folder and options.raw == "none",
-        f"--output {output} must be a folder; give a folder for several photos": is_folder
-        or len(images) > 1
-        if means_file
-        else output.is_file(),
-        f"--output {output} is not a folder, and pictures end in .png or .jpg": means_file
-        and output.suffix.lower() not in PICTURES,
+        f"--output {output} must be a folder; give a folder for several photos": not is_one
+        and (means_file or output.is_file()),
+        f"--output {output} is not a folder, and pictures end in .png or .jpg": kind not in PICTURES
+        and (means_file or output.is_file()),
         f"--output {output} must be another folder than that of the photos": is_folder
         and output.resolve() in [one.resolve() for one in images],
     }
