@@ -113,16 +113,8 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
         # First, as the model says what is wrong with the inputs.
         gradients = self._gradients(call, target, additional_forward_args)
         tensors = call.inputs
-        sets = choose_regions(
-            tensors,
-            "full",
-            sliding_window_shapes,
-            strides,
-            scales,
-            feature_mask,
-            superpixels,
-            regions,
-        )["full"]
+        chosen = (sliding_window_shapes, strides, scales, feature_mask, superpixels, regions)
+        sets = choose_regions(tensors, "full", *chosen)["full"]
         prior = prior_for(self.prior, "conditional_mean")
         found = [
             [first_order(gradient, tensor, one, prior, pixelwise) for one in sizes]

@@ -123,8 +123,10 @@ def choose_regions(
         )
         if each.in_sets:
             # Random sets of the regions; the default ones are drawn from several divisions.
-            sizes_of = [DIVISIONS if sets is None and has else () for has in has_superpixels]
-            divisions = [[found(n, size) for size in own] for n, own in enumerate(sizes_of)]
+            divisions = [
+                [found(n, size) for size in DIVISIONS] if sets is None and is_divided else []
+                for n, is_divided in enumerate(has_superpixels)
+            ]
             own = tuple(
                 tuple(
                     RandomSets(_checked_for_sets(one), n_sets // len(sizes), divided)
