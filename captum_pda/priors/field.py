@@ -33,7 +33,12 @@ from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import BlurredContext, EmptyContext
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin
+from captum_pda.priors.solver import (
+    VALUES_AT_ONCE,
+    HiddenPixels,
+    boxes_with_margin,
+    check_finite,
+)
 from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
@@ -282,6 +287,7 @@ def _surrounding_colours(
         found.append(step.where(both, 0).flatten(2))
     steps = torch.cat(found, dim=2)
     unit = steps.abs().amax(dim=(1, 2), keepdim=True)
+    check_finite(unit)
     steps /= unit.where(unit > 0, 1)
     count = seen.flatten(1).sum(-1) - 1
     return steps @ steps.mT / count.clamp_min(1).reshape(-1, 1, 1), unit

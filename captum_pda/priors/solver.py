@@ -100,11 +100,7 @@ class HiddenPixels:
         1...): right-hand sides (W, C, *box), and what errors are measured by, (W, C)."""
         deviation = (self.values - level).where(self.seen, 0)
         scale = deviation.abs().flatten(2).amax(-1)
-        if not device_sync.all_finite(scale):
-            raise ValueError(
-                "the input holds NaN or infinite values around a region; replace them first, for "
-                "example with torch.nan_to_num"
-            )
+        check_finite(scale)
         product = _laplacian(deviation, self._degree, self._dims)
         if self._beta:
             twice = _laplacian(product * self._inside, self._degree, self._dims)
@@ -182,7 +178,7 @@ class HiddenPixels:
             own = solved(matrix, own, tolerance, hidden, by_windows)
         found = right.new_zeros(*mask.shape, right.shape[1])
         own *= unit.repeat(counts, axis=0)
-        found[mask] = torch.from_numpy(own).to(right)
+        found[mask] = device_sync.moved_like(torch.from_numpy(own), right)
         return found.movedim(-1, 1)
 
     def _matrix(self, hidden: Booleans) -> csr_array:
@@ -423,6 +419,15 @@ def _largest_resistance(box: tuple[int, ...]) -> float:
     1 ohm, which is at most that of a chain of squares."""
     shortest = min((n for n in box if n > 1), default=1) if len(box) > 1 else 1
     return max(box) / shortest + 4 / math.pi * math.log(shortest) + 1
+
+
+def check_finite(values: Tensor) -> None:
+    """Refuse what comes of NaN or infinite values that are seen."""
+    if not device_sync.all_finite(values):
+        raise ValueError(
+            "the input holds NaN or infinite values around a region; replace them first, for "
+            "example with torch.nan_to_num"
+        )
 
 
 def boxes_with_margin(

@@ -229,6 +229,15 @@ def test_nan_is_filled_where_it_is_hidden_and_refused_where_it_is_seen():
         GaussianFieldPrior().conditional_mean(image, window)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_further_away_are_refused_for_samples_only(value):
+    image, window = make_images(1, 2, 12, 12)[0], WindowGrid((12, 12), (3, 3), (3, 3)).pick([5])
+    image[0, 4, 1] = value  # two pixels from the window: in its surroundings
+    assert GaussianFieldPrior().conditional_mean(image, window).isfinite().all()
+    with pytest.raises(ValueError, match="replace them first"):
+        GaussianFieldPrior().sample(image, window, 2)
+
+
 def test_another_number_of_channels_is_refused():
     prior, image = make_field((4.0, 1.0), 3), make_images(1, 2, 5, 5)[0]
     for fill in (prior.conditional_mean, lambda *given: prior.sample(*given, 2)):
