@@ -284,6 +284,14 @@ def share(arguments: argparse.Namespace) -> None:
     side = 16 if arguments.tiny else 64
     volume = smooth_blobs(1, side, 0)
     print_share(f"3-D network, {side}^3", EfficientPDA(small_3d()), volume, {})
+    if not arguments.tiny:
+        clip, model = (
+            volume.expand(1, 3, -1, -1, -1).contiguous(),
+            torchvision.models.video.r3d_18(),
+        )
+        print_share(
+            f"ResNet18 in 3-D, {side}^3", EfficientPDA(model.eval()), clip, {"superpixels": 12}
+        )
 
 
 def large(arguments: argparse.Namespace) -> None:

@@ -29,8 +29,11 @@ DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 5e-4
 VALUES_AT_ONCE = 2**19
 #: Iterations after which the solver gives up; photos take 8 to 20, very smooth fields up to 400.
 MAX_ITERATIONS = 5000
-#: Pixels of the largest smooth region that has a sparse factor (0.5 GB).
+#: Pixels of the largest smooth regions of an image that have a sparse factor (0.5 GB).
 LARGEST_FACTORED = 2**18
+#: Windows have eigenvectors up to this length. Their time grows with its cube, and their memory
+#: with its square: windows of 3,400 samples took 8 s and 2 GB.
+LONGEST_WITH_EIGENVECTORS = 1024
 #: By how much corrections of a coarser grid are stretched: sums over blocks of pixels have too
 #: large an energy. Photos take 22 iterations with a factor of 1, 11 with 1.5, and 14 with 2.
 STRETCH = 1.5
@@ -50,7 +53,8 @@ class HiddenPixels:
       proportional to the hidden pixels: 0.1 s for all superpixels of a photo of 224x224;
     - with b, where multigrid would take thousands of iterations, by a sparse factor: 0.3 s for 60
       superpixels. For windows and volumes, whose factors are too large, the eigenvectors are the
-      preconditioner of the conjugate gradients; for superpixels that would take 1.3 s.
+      preconditioner of the conjugate gradients; for superpixels that would take 1.3 s;
+    - for signals by a sparse factor too, in time proportional to their length.
 
     Args:
         example: the input (C, *space).
@@ -151,7 +155,8 @@ class HiddenPixels:
             right: the right-hand sides.
             scale: what errors are measured by, (W, K).
         """
-        if self._are_windows and not self._beta:
+        have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS
+        if have_modes and not self._beta:
             return self._solve_windows(right)
         # On the processor for all devices, as superpixels are found.
         mask = self._hidden.squeeze(1)
@@ -170,10 +175,11 @@ class HiddenPixels:
             wide[hidden] = torch.from_numpy(flat)
             return self._solve_windows(wide.movedim(-1, 1)).movedim(1, -1)[hidden].numpy()
 
-        if not self._beta:
-            own = solved(matrix, own, tolerance, hidden, Multigrid(matrix, hidden))
-        elif self._dims < 3 and not self._are_windows and len(own) < LARGEST_FACTORED:
+        is_factored = self._dims == 2 and not have_modes and len(own) < LARGEST_FACTORED
+        if self._dims == 1 or (self._beta and is_factored):
             own = factored(matrix, own)
+        elif not self._beta:
+            own = solved(matrix, own, tolerance, hidden, Multigrid(matrix, hidden))
         else:
             own = solved(matrix, own, tolerance, hidden, by_windows)
         found = right.new_zeros(*mask.shape, right.shape[1])
@@ -187,10 +193,11 @@ class HiddenPixels:
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
         if not self._beta:
-            matrix = couplings(hidden, inside, neighbours, self.values.cpu().numpy().dtype)
+            # Long signals are too badly conditioned for single precision, as smooth fields are.
+            single = self.values.dtype == torch.float32 and self._dims > 1
+            matrix = couplings(hidden, inside, neighbours, np.float32 if single else np.float64)
         else:
             # L^2 couples by way of all pixels of the box and around it, so L is made for these.
-            # Equations of smooth fields are too badly conditioned for single precision.
             nearby = inside[(slice(None), *[slice(1, -1)] * self._dims)]
             own = np.pad(hidden, [(0, 0), *[(1, 1)] * self._dims])[nearby]
             columns = couplings(nearby, inside, neighbours, np.float64)[:, np.flatnonzero(own)]

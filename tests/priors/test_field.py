@@ -5,6 +5,7 @@ import math
 import resource
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -136,6 +137,30 @@ def test_a_large_region_is_filled_as_by_a_direct_solution(kind, dtype):
         np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
     noise = torch.where(mask, torch.rand_like(image), image)
     assert torch.equal(GaussianFieldPrior().conditional_mean(noise, windows)[..., mask], filled)
+
+
+@pytest.mark.parametrize("lengths", [None, (1e4, 1e-3), (50.0, 3.0)])
+def test_long_windows_of_signals_are_filled_exactly_and_soon(lengths):
+    """A second of sound has 16,000 samples: matrices of that size are out of reach."""
+    length, low, high = 20_000, 3_000, 16_000
+    signal, prior = make_images(1, 2, length)[0].float(), make_field(lengths, 2)
+    if lengths is not None:
+        prior.mean = torch.zeros(2, dtype=torch.float64)
+    corner, hidden = np.array([[low], [0]]), torch.ones(2, high - low, dtype=torch.bool)
+    start = time.process_time()
+    for mask in (None, hidden):
+        windows = PlacedWindows((length,), (high - low,), corner, mask)
+        assert prior.sample(signal, windows, 2).isfinite().all()
+        found = prior.conditional_mean(signal, windows)[0]
+        if lengths is None:
+            ends = signal[:, [low - 1, high]].double().numpy()
+            steps = np.arange(1, high - low + 1) / (high - low + 1)
+            expected = ends[:, :1] + steps * (ends[:, 1:] - ends[:, :1])
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        else:
+            exact = prior.conditional_mean(signal.double(), windows)[0]
+            torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-4)
+    assert time.process_time() - start < 20  # they took minutes
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-25])
