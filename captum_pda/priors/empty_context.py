@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy.ndimage import gaussian_filter1d
+from scipy.signal import fftconvolve
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.regions.protocol import PlacedWindows, Windows, box_values
+
+Floats = npt.NDArray[np.float64]
 
 #: The blur that leaves nothing to see, as a share of the shorter side: 20 of 224 pixels.
 BLUR = 20 / 224
@@ -26,6 +31,8 @@ REACH = 3
 SET_EDGE = 2 / 224
 #: What is seen of a pixel up to this share is nothing, and all of it from one less this share on.
 LEAST_SEEN = 1e-4
+#: Longer axes are blurred by Fourier transforms: a matrix for 16,000 samples would take 2 GB.
+LONGEST_WITH_MATRIX = 2048
 
 
 class EmptyContext:
@@ -139,15 +146,23 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
     Why not the mean colour: what a region says by itself is then about its structure, not about
     its difference from grey. Maps of photos were about as good with either (benchmarks/SPEED.md).
     """
-    sigma = share * min(example.shape[1:])
+    space = tuple(example.shape[1:])
+    sigma = share * min(space)
     dtype = torch.promote_types(example.dtype, torch.float32)
     smooth = example.detach().to(dtype)
-    for axis, size in enumerate(example.shape[1:], start=1):
-        places = np.arange(size)
-        weights = np.exp(-0.5 * ((places[:, None] - places) / sigma) ** 2)
-        weights /= weights.sum(axis=1, keepdims=True)
-        matrix = device_sync.moved_like(torch.from_numpy(weights), smooth)
-        smooth = (smooth.movedim(axis, -1) @ matrix.T).movedim(-1, axis)
+    for axis, size in enumerate(space, start=1):
+        gaussian = np.exp(-0.5 * (np.arange(1 - size, size) / sigma) ** 2)
+        lines = smooth.movedim(axis, -1)
+        if size > LONGEST_WITH_MATRIX:
+            values, kernel = lines.cpu().double(), gaussian.reshape(*(1 for _ in space), -1)
+            found = fftconvolve(values, kernel, "same", axes=-1)
+            found /= fftconvolve(np.ones(size), gaussian, "same")
+            lines = device_sync.moved_like(torch.from_numpy(found), smooth)
+        else:
+            weights = sliding_window_view(gaussian, size)[::-1]  # by the distance of two pixels
+            weights = weights / weights.sum(axis=1, keepdims=True)
+            lines = lines @ device_sync.moved_like(torch.from_numpy(weights), smooth).T
+        smooth = lines.movedim(-1, axis)
     return smooth.to(example.dtype)
 
 
@@ -195,12 +210,24 @@ def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
     ):
         soft[tuple(map(slice, start, start + windows.window))] = mask
         for axis, length in enumerate(_extents(mask, windows.window)):
-            options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
-            gaussian_filter1d(soft, axis=axis, output=soft, **options)
-            whole = gaussian_filter1d(np.ones(windows.space[axis]), **options)
+            soft[:] = _softened(soft, length, axis)
+            whole = _of_all(windows.space[axis], length)
             shape = [-1 if other == axis else 1 for other in range(soft.ndim)]
             soft /= whole[corner[axis] :][: soft.shape[axis]].reshape(shape)
     return torch.from_numpy(seen)
+
+
+def _softened(values: Floats, length: float, axis: int = 0) -> Floats:
+    """Values with the soft edge of a region of this extent along an axis."""
+    options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
+    found: Floats = gaussian_filter1d(values, axis=axis, **options)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _of_all(size: int, length: float) -> Floats:
+    """What is seen along an axis of this size where all of it is the region, not divided yet."""
+    return _softened(np.ones(size), length)
 
 
 def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float]:

@@ -7,6 +7,7 @@ import torch
 from conftest import make_classifier, make_images
 
 from captum_pda import (
+    PDA,
     ConstantPrior,
     EfficientPDA,
     EmpiricalMeanPrior,
@@ -227,3 +228,21 @@ def test_a_prior_of_ones_own_may_say_what_nothing_is():
 
     with pytest.raises(ValueError, match="nothing_seen gave"):
         EfficientPDA(model, Misshapen()).attribute(image, **options)
+
+
+@pytest.mark.parametrize("space", [(2500,), (2100, 3)])
+def test_long_inputs_are_blurred_by_the_same_definition(space):
+    image = make_images(1, 2, *space)[0] + 3
+    expected = reference.nothing_seen(image.numpy())
+    np.testing.assert_allclose(EmptyContext(None).nothing_seen(image), expected, atol=1e-10)
+    single = EmptyContext(None).nothing_seen(image.float())
+    np.testing.assert_allclose(single, expected, atol=1e-5)
+
+
+def test_a_long_signal_is_explained_in_all_contexts():
+    """A matrix for its 40,000 samples would take 13 GB."""
+    signal = make_images(1, 1, 40_000).float().cumsum(-1)
+    pool = torch.nn.Sequential(torch.nn.AvgPool1d(500), torch.nn.Flatten(), torch.nn.Linear(80, 3))
+    attributions = PDA(pool.eval()).attribute(signal, target=1)
+    assert attributions.shape == signal.shape
+    assert attributions.isfinite().all()
