@@ -20,7 +20,6 @@ from captum_pda.evidence.together import (
     Interactions,
     RegionGame,
     WhichRegions,
-    ask_interactions,
     coalitions_of,
     deciding_parts,
 )
@@ -465,6 +464,18 @@ class WindowEvidence:
         """
         return self._maps(self.outputs.rather(first, second))
 
+    def map(
+        self, target: TargetType, rather_than: TargetType = None, example: int | None = None
+    ) -> Tensor:
+        """The map of one example of one input tensor, for ``target`` (rather than another output),
+        (*space)."""
+        example = self.checked_example(example)
+        quantity = self.outputs.quantity(target)
+        if rather_than is not None:
+            quantity = self.outputs.rather(target, rather_than)
+        found = self._maps(quantity)
+        return (found[0] if isinstance(found, tuple) else found)[example, 0]
+
     def total(self, target: TargetType = None) -> Tensor:
         """All evidence for ``target``, (N,): log2 odds with everything seen less log2 odds with
         nothing seen, or the same in another measure. The model was asked with nothing seen where
@@ -520,7 +531,7 @@ class WindowEvidence:
             show_progress: whether a bar says how many passes there are, and how long they take.
         """
         own = self._or_top(target, example)
-        return ask_interactions(self, own, regions, example, show_progress)
+        return coalitions_of(self, own, regions, example).interactions(own, show_progress)
 
     def sufficient(
         self,

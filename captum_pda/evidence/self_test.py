@@ -120,8 +120,7 @@ def self_test(
     ask = evidence.asker()
     number = evidence.checked_example(example)
     image = evidence.inputs[0][number]
-    found = evidence.attribution(target)
-    values = (found[0] if isinstance(found, tuple) else found)[number, 0]
+    values = evidence.map(target, None, number)
     order = values.nan_to_num(-math.inf).flatten().argsort(descending=True, stable=True).cpu()
     n_shares = len(SHARES)
     hidden = torch.zeros(2 * n_shares + 1, len(order), dtype=torch.bool, device="cpu")

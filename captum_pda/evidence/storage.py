@@ -61,10 +61,9 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
     parts = []
     regions = {id(part.regions): part.regions for part in evidence.parts}
     for n, part in enumerate(evidence.parts):
-        known = {"reference": part.reference, "scores": part.scores, "drawn": part.drawn}
-        if part.errors is not None:
-            known["errors"] = part.errors
-        tensors |= {f"part.{n}.{name}": tensor for name, tensor in known.items()}
+        for name in ("reference", "scores", "drawn", "errors"):
+            if (tensor := getattr(part, name)) is not None:
+                tensors[f"part.{n}.{name}"] = tensor
         parts.append(
             {
                 "tensor": part.tensor,
@@ -150,18 +149,16 @@ def load_evidence(
             other = regions[own].space
             if other != space and (depth == "input" or len(other) != len(space)):
                 raise ValueError(f"part {number} has regions in {other} of an input of {space}")
-            name = f"part.{number}"
-            reference = _take(tensors, f"{name}.reference", (n, columns))
-            changed = _take(tensors, f"{name}.scores", (n, count, columns))
-            drawn = _take(tensors, f"{name}.drawn", (n, count), torch.int64)
-            errors = None
-            if _entry(table, "errors", bool):
-                errors = _take(tensors, f"{name}.errors", (n, count, columns))
-            parts.append(
-                EvidencePart(
-                    tensor, regions[own], context, outputs, reference, changed, drawn, errors, depth
-                )
+            name, all_scores = f"part.{number}", (n, count, columns)
+            read = (
+                _take(tensors, f"{name}.reference", (n, columns)),
+                _take(tensors, f"{name}.scores", all_scores),
+                _take(tensors, f"{name}.drawn", (n, count), torch.int64),
+                _take(tensors, f"{name}.errors", all_scores)
+                if _entry(table, "errors", bool)
+                else None,
             )
+            parts.append(EvidencePart(tensor, regions[own], context, outputs, *read, depth))
         if tensors:
             raise ValueError(f"it holds the tensors {sorted(tensors)}, which do not belong to it")
         if not inputs or n < 1 or {part.tensor for part in parts} != set(range(len(inputs))):
@@ -221,10 +218,8 @@ def _measure(settings: dict[str, Any]) -> Measure:
         raise ValueError(
             f"measure {name!r} is not known here; import the module that defines it first"
         )
-    lists_as_tuples = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-    }
-    measure = MEASURES[name](**lists_as_tuples)
+    as_tuples = {key: tuple(one) if type(one) is list else one for key, one in fields.items()}
+    measure = MEASURES[name](**as_tuples)
     if _plain(measure.settings()) != _entry(table, "settings", dict):
         warn_user(f"the measure {name!r} is not defined as it was when this evidence was saved")
     return measure

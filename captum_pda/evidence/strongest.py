@@ -157,7 +157,7 @@ def strongest_regions(
     """
     n = check_count("n", n)
     example = evidence.checked_example(example)
-    values = map_values(evidence, target, rather_than, example)
+    values = plain_values(evidence.map(target, rather_than, example))
     quantity = evidence.outputs.quantity(target)
     if rather_than is not None:
         quantity = evidence.outputs.rather(target, rather_than)
@@ -365,17 +365,6 @@ def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...
         return pixels
     sides = zip(space, regions.space, strict=True)
     return pixels[np.ix_(*(np.arange(size) * own // size for size, own in sides))]
-
-
-def map_values(
-    evidence: WindowEvidence, target: TargetType, rather_than: TargetType, example: int
-) -> Floats:
-    """The map of an example for ``target``, or rather than another output, (*space)."""
-    if rather_than is None:
-        found = evidence.attribution(target)
-    else:
-        found = evidence.contrast(target, rather_than)
-    return plain_values((found[0] if isinstance(found, tuple) else found)[example, 0])
 
 
 def plain_values(values: Tensor) -> Floats:

@@ -19,9 +19,9 @@ from captum_pda.evidence.strongest import (
     REGION_SHARE,
     Pixels,
     listed_regions,
-    map_values,
     means_inside,
     pixels_of,
+    plain_values,
 )
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import percent, signed
@@ -43,8 +43,7 @@ class Coalitions:
     Made by ``evidence.coalitions``. Equal questions are asked once.
 
     Args:
-        evidence: what is known of the example, with the model to ask.
-        example: its number.
+        evidence, example: what is known, with the model to ask, and the number of the example.
         numbers: the numbers of the regions, or of the masks that were given.
         pixels: the pixels of each region, (R, *space).
 
@@ -96,6 +95,25 @@ class Coalitions:
     def predictions(self, scores: Tensor, target: TargetType) -> Tensor:
         """The probability of ``target``, or the raw output, of scores (..., columns)."""
         return self._read(self.evidence.outputs.prediction(target), scores)
+
+    def interactions(self, target: TargetType, show_progress: bool = False) -> Interactions:
+        """Ask about each region and each pair; see ``WindowEvidence.interactions``."""
+        if len(self) < 2:
+            raise ValueError(
+                f"{len(self)} region overlaps no other, and an interaction needs two; "
+                "ask for more, or for smaller ones, such as evidence.at(60).interactions(target)"
+            )
+        each = np.eye(len(self), dtype=np.bool_)
+        first, second = np.triu_indices(len(self), 1)
+        title = f"Interactions of {len(self)} regions" if show_progress else None
+        hidden = np.concatenate([each, each[first] | each[second]])
+        try:
+            return Interactions(self, self.ask_samples(hidden, progress=title), target)
+        except BaseException as error:
+            known = getattr(error, "result", None)
+            if isinstance(known, Tensor):
+                error.result = Interactions(self, known, target)  # type: ignore[attr-defined]
+            raise
 
     @property
     def seen(self) -> Tensor:
@@ -149,7 +167,8 @@ def coalitions_of(
             "together; use PDA(model).evidence(inputs)"
         )
     size = listed_regions(kinds, number, share)
-    numbers, means = means_inside(size, number, map_values(evidence, target, rather_than, number))
+    values = plain_values(evidence.map(target, rather_than, number))
+    numbers, means = means_inside(size, number, values)
     if np.ndim(regions) == 0:  # type: ignore[arg-type]
         strength = means if regions is None else np.abs(means)
         candidates = numbers[np.argsort(-strength, kind="stable")].tolist()
@@ -325,34 +344,6 @@ class Interactions:
         return matrix + matrix.T
 
 
-def ask_interactions(
-    evidence: WindowEvidence,
-    target: TargetType,
-    regions: WhichRegions,
-    example: int | None,
-    show_progress: bool,
-) -> Interactions:
-    """Ask about each region and each pair; see ``WindowEvidence.interactions``."""
-    game = coalitions_of(evidence, target, regions, example)
-    if len(game) < 2:
-        raise ValueError(
-            f"regions={regions!r} gives {len(game)} region that overlaps no other, and an "
-            "interaction needs two; ask for more, or for smaller ones, such as "
-            "evidence.at(60).interactions(target)"
-        )
-    each = np.eye(len(game), dtype=np.bool_)
-    first, second = np.triu_indices(len(game), 1)
-    title = f"Interactions of {len(game)} regions" if show_progress else None
-    try:
-        hidden = np.concatenate([each, each[first] | each[second]])
-        return Interactions(game, game.ask_samples(hidden, progress=title), target)
-    except BaseException as error:
-        known = getattr(error, "result", None)
-        if isinstance(known, Tensor):
-            error.result = Interactions(game, known, target)  # type: ignore[attr-defined]
-        raise
-
-
 # Parts that decide the answer
 
 
@@ -368,8 +359,8 @@ class DecidingPart:
         target: the class that was asked about, its flat number.
         seen: P(target) with everything seen, or the raw output.
         prediction: the same with this part alone, or without it.
-        first: the class that is first then; None where outputs are no classes.
-        first_prediction: its probability.
+        first, first_prediction: the class that is first then, and its probability; None where
+            outputs are no classes.
         minimal: whether leaving out any single region was asked, and fails.
         n_passes: how many sets of regions were asked to find it.
         in_words: a prediction as it is told.

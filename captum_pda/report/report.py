@@ -205,8 +205,7 @@ def write_report(
             shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
         header["together"] = together_header(block, interactions, of_first, number, labels)
-        whole = of_first.attribution(columns[0])
-        picture = map_over(pixels, (whole[0] if isinstance(whole, tuple) else whole)[number, 0])
+        picture = map_over(pixels, of_first.map(columns[0], None, number))
         lists = shown[0]["listed"][0]
     else:
         own_header, picture = space_header(

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from captum_pda.device_sync import in_double
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.report.page_file import Block, Page
 from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.drawing import Floats, evidence_map, picture_of_map, strongest_place
+from captum_pda.visualization.drawing import Floats, picture_of_map, strongest_place
 from captum_pda.visualization.space import MOST_CHANNELS
 
 PAGE = Page(
@@ -50,9 +51,7 @@ def space_header(
     maps, marks = [], []
     lists: list[dict[str, list[dict[str, Any]]]] = []
     for column in columns:
-        found = evidence.attribution(column)
-        own = (found[0] if isinstance(found, tuple) else found)[number]
-        own_map = evidence_map(own, dims)
+        own_map = in_double(evidence.map(column, None, number)).detach().cpu().numpy()
         maps.append(own_map[thin])
         kinds = strongest_regions(evidence, column, n_listed, example=number)
         # The page knows the voxels of a region by a number, those against behind those for.

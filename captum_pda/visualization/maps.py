@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence, questions_of
@@ -227,7 +225,7 @@ def visualize_evidence_parts(
             "tensors; explain a single image with two spatial dimensions to draw its parts"
         )
     rows = questions_of(evidence.parts)
-    whole = _map(evidence, target, rather_than)
+    whole = drawing.evidence_map(evidence.map(target, rather_than))
     image = evidence.inputs[0] if image is None else image
     shown = drawing.picture_of_map(image, whole.shape, mean, std)
     columns = max(2, *map(len, rows))
@@ -240,10 +238,10 @@ def visualize_evidence_parts(
     panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
     for row, own in enumerate(rows, start=1):
         for column, part in enumerate(own):
-            values = _map(replace(evidence, parts=(part,)), target, rather_than)
+            own_map = replace(evidence, parts=(part,)).map(target, rather_than)
             title = part.regions.title if part.depth == "input" else f"features of {part.depth}"
             words = f"{title}\n{CONTEXTS[part.context].each}"
-            panels.append((grid[row, column], values, words))
+            panels.append((grid[row, column], drawing.evidence_map(own_map), words))
     for axes, values, words in panels:
         # Larger regions hold more bits, so each map has its own scale.
         heat_map = drawing.draw_map(axes, values, drawing.checked_scale(None, values), shown)
@@ -254,10 +252,3 @@ def visualize_evidence_parts(
         axes.axis("off")
     drawing.show(use_pyplot)
     return figure, used
-
-
-def _map(evidence: WindowEvidence, target: TargetType, rather_than: TargetType) -> Floats:
-    found = evidence.attribution(target)
-    if rather_than is not None:
-        found = evidence.contrast(target, rather_than)
-    return drawing.evidence_map(cast(Tensor, found))

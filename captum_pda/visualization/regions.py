@@ -183,18 +183,15 @@ def visualize_explanation(
         name = name or f"most probable: output {target} ({said})"
     name = name or "the input"
     kinds = strongest_regions(evidence, target, n, rather_than, number)
-    found = evidence.attribution(target)
-    if rather_than is not None:
-        found, test = evidence.contrast(target, rather_than), False
-    if test is True and evidence.ask is not None:
+    if test is True and rather_than is None and evidence.ask is not None:
         test = evidence.self_test(target, number)
-    tests = [test] if isinstance(test, SelfTest) else []
+    tests = [test] if isinstance(test, SelfTest) and rather_than is None else []
     total = total_words(evidence, number, target) if rather_than is None else None
     listed = regions_in_words(evidence.measure, *kinds)
     words = [*([total] if total else []), *map(str, tests), *listed, *([note] if note else [])]
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
-    values = drawing.evidence_map((found[0] if isinstance(found, tuple) else found)[number], dims)
+    values = drawing.evidence_map(evidence.map(target, rather_than, number)[None], dims)
     scale = drawing.checked_scale(scale, values)
     shown = drawing.picture_of_map(image, values.shape, mean, std)
     if dims == 2:

@@ -134,6 +134,8 @@ def test_an_example_asks_the_model_about_itself():
     assert_close(own.hidden, whole.hidden, rtol=1e-6, atol=0)
     assert_close(own.shown, whole.shown, rtol=1e-6, atol=0)
     assert_close(evidence[2].total(1), evidence.total(1)[2:])
+    assert_close(evidence.map(3, example=2), evidence.attribution(3)[2, 0])
+    assert_close(evidence[2].map(3, rather_than=1), evidence.contrast(3, 1)[2, 0])
     hidden = torch.zeros(1, 20, 26, dtype=torch.bool)
     hidden[0, :9, :9] = True
     scores = [one.ask.hidden(n, hidden) for one, n in ((evidence[1:], 1), (evidence, 2))]
