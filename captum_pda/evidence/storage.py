@@ -122,7 +122,7 @@ def load_evidence(
     """Read evidence that ``save_evidence`` wrote; see ``WindowEvidence.load``."""
     with opened_tensors(path, device, FORMAT, MOST_BYTES, MOST_HEADER_BYTES) as file:
         settings = file.settings
-        tensors = file.read_any(file.shapes, dict.fromkeys(file.shapes, (*FLOATS, "I32", "I64")))
+        tensors = file.read(file.shapes, (*FLOATS, "I32", "I64"), finite=False)
         output, shape = _entry(settings, "output", str), _counts(settings, "output_shape")
         if output not in OUTPUT_KINDS:
             raise ValueError(f"output {output!r} is not known; there are {', '.join(OUTPUT_KINDS)}")

@@ -199,10 +199,15 @@ class GaussianFieldPrior(BlurredContext):
             for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
                 spectrum = spectrum or _Spectrum(batch.shape[1])
                 spectrum.add(batch)
-        spectrum = _over_ranks(spectrum, ranks)
-        length, smoothness, colours = spectrum.most_likely()
-        self.correlation_length, self.smoothness = length, smoothness
-        self.mean, self.colour_covariance = torch.from_numpy(spectrum.mean), colours
+        # All ranks add in the same order.
+        fits = [each for each in ranks.gather(spectrum) if each]
+        if not fits:
+            raise ValueError("there were no batches to fit on any rank; the iterables were empty")
+        total, *others = fits
+        for other in others:
+            total.include(other)
+        self.correlation_length, self.smoothness, self.colour_covariance = total.most_likely()
+        self.mean = torch.from_numpy(total.mean)
         return self
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
@@ -238,7 +243,9 @@ class GaussianFieldPrior(BlurredContext):
                     raise ValueError(
                         f"its {name} is {value:.3g}, beyond {low:g} to {high:g} pixels"
                     )
-            if not torch.allclose(colours, colours.T, rtol=1e-6) or not _is_covariance(colours):
+            lowest = torch.linalg.eigvalsh((colours + colours.T) / 2)[0]
+            is_positive = bool(lowest >= -1e-9 * colours.diagonal().abs().max())
+            if not torch.allclose(colours, colours.T, rtol=1e-6) or not is_positive:
                 raise ValueError("its colours are not a covariance")
         prior = cls()
         prior.correlation_length, prior.smoothness = length, smoothness
@@ -312,11 +319,7 @@ class _Spectrum:
 
     def add(self, images: Tensor) -> None:
         """Add a batch (N, C, *space)."""
-        if images.shape[1] != self.n_channels:
-            raise ValueError(
-                f"a batch has {images.shape[1]} channels where the first had {self.n_channels}; "
-                "fit to images of one kind"
-            )
+        self._check(images.shape[1])
         space = tuple(images.shape[2:])
         n_pixels = math.prod(space)
         along = (2 - 2 * np.cos(np.pi * np.arange(size) / size) for size in space)
@@ -335,6 +338,20 @@ class _Spectrum:
             for one, other in itertools.product(range(self.n_channels), repeat=2):
                 product = coefficients[one, 1:] * coefficients[other, 1:]
                 self.power[:, one, other] += np.bincount(bins, product, minlength=n_bins)
+
+    def include(self, other: _Spectrum) -> None:
+        """Add what another one has gathered."""
+        self._check(other.n_channels)
+        for name, values in vars(other).items():
+            if isinstance(values, np.ndarray):
+                setattr(self, name, getattr(self, name) + values)
+
+    def _check(self, n_channels: int) -> None:
+        if n_channels != self.n_channels:
+            raise ValueError(
+                f"a batch has {n_channels} channels where the first had {self.n_channels}; fit to "
+                "images of one kind"
+            )
 
     @property
     def mean(self) -> Floats:
@@ -378,27 +395,6 @@ class _Spectrum:
         found = min(tries, key=lambda result: float(result.fun))
         length, smoothness = (float(value) for value in np.exp(found.x))
         return length, smoothness, torch.from_numpy(fitted(found.x)[1])
-
-
-def _over_ranks(spectrum: _Spectrum | None, ranks: Ranks) -> _Spectrum:
-    """The spectrum of all images that any rank has seen."""
-    told = [channels for (channels,) in ranks.gather([spectrum.n_channels if spectrum else 0])]
-    seen = sorted({channels for channels in told if channels})
-    if not seen:
-        raise ValueError("there were no batches to fit on any rank; the iterables were empty")
-    if len(seen) > 1:
-        raise ValueError(f"the ranks have images of {seen} channels; fit to images of one kind")
-    total = spectrum or _Spectrum(seen[0])
-    for name, values in vars(total).items():
-        if isinstance(values, np.ndarray) and ranks.count > 1:
-            summed = ranks.sum(torch.from_numpy(values.reshape(-1))).numpy()
-            setattr(total, name, summed.reshape(values.shape))
-    return total
-
-
-def _is_covariance(matrix: Tensor) -> bool:
-    lowest = torch.linalg.eigvalsh((matrix + matrix.T) / 2)[0]
-    return bool(lowest >= -1e-9 * matrix.diagonal().abs().max())
 
 
 DEFAULT_PRIOR = GaussianFieldPrior()

@@ -170,19 +170,11 @@ class StoredTensors:
         self.shapes: dict[str, list[int]] = {name: s.get_shape() for name, s in slices.items()}
         self._dtypes = {name: s.get_dtype() for name, s in slices.items()}
 
-    def read(self, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
-        """The tensors of doubles, which must have these shapes; refuses what is missing, extra,
-        misshapen or not finite."""
-        tensors = self.read_any(shapes, dict.fromkeys(shapes, ("F64",)))
-        for name, tensor in tensors.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise ValueError(f"{name} holds NaN or infinite values")
-        return tensors
-
-    def read_any(
-        self, shapes: Mapping[str, list[int]], dtypes: Mapping[str, Sequence[str]]
+    def read(
+        self, shapes: Mapping[str, list[int]], dtypes: Sequence[str] = ("F64",), finite: bool = True
     ) -> dict[str, Tensor]:
-        """The tensors, which must have these shapes, each in one of its dtypes."""
+        """The tensors, which must have these shapes and one of these dtypes; refuses what is
+        missing, extra, misshapen, or not ``finite``."""
         if missing := sorted(set(shapes) - set(self.shapes)):
             raise ValueError(f"it lacks the tensors {missing}, which belong to it")
         if extra := sorted(set(self.shapes) - set(shapes)):
@@ -190,10 +182,14 @@ class StoredTensors:
         for name, shape in shapes.items():
             if self.shapes[name] != list(shape):
                 raise ValueError(f"{name} has shape {self.shapes[name]} where {shape} belongs")
-            if self._dtypes[name] not in dtypes[name]:
-                wanted = " or ".join(dtypes[name])
+            if self._dtypes[name] not in dtypes:
+                wanted = " or ".join(dtypes)
                 raise ValueError(f"{name} has dtype {self._dtypes[name]} where {wanted} belongs")
-        return {name: self._file.get_tensor(name) for name in shapes}
+        tensors = {name: self._file.get_tensor(name) for name in shapes}
+        for name, tensor in tensors.items():
+            if finite and not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} holds NaN or infinite values")
+        return tensors
 
 
 @contextmanager

@@ -130,11 +130,7 @@ class PerturbedTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         with _torch.without_torch_function():
@@ -143,11 +139,7 @@ class PerturbedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         with _torch.without_torch_function_modes():
@@ -180,11 +172,7 @@ class WriteWatch(TorchFunctionMode):
         self._cache = cache
 
     def __torch_function__(
-        self,
-        func: Function,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
