@@ -40,7 +40,7 @@ TOLERANCE = 2e-3
 TIMES_ROUNDING = 16.0
 #: The user is warned where rounding is a larger fraction of the spread.
 NOISY_ROUNDING = 0.25
-#: The precision of activations that dynamic quantisation rounds to eight bits.
+#: The precision of activations that quantised layers round to eight bits.
 EIGHT_BITS = 2.0**-8
 
 

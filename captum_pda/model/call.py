@@ -37,7 +37,8 @@ IS_RANDOM = (
 )
 DEPENDS_ON_BATCH = (
     "the model's answer for an example depends on the other examples in its batch, as with "
-    "batch-norm that keeps no running statistics (track_running_stats=False)"
+    "batch-norm that keeps no running statistics (track_running_stats=False) or dynamic "
+    "quantisation"
 )
 
 

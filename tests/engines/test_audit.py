@@ -17,6 +17,7 @@ from captum_pda import (
     ConstantPrior,
     EfficientPDA,
     IncrementalEngine,
+    IncrementalError,
     MarginalPrior,
     NonFiniteOutputError,
     SampledPDA,
@@ -234,21 +235,25 @@ def test_passes_that_differ_by_the_size_of_the_effects_are_said() -> None:
     assert 1e-3 < pda.engine_report.audit.rounding < 0.25
 
 
-def test_dynamically_quantised_models_are_audited() -> None:
+def test_dynamically_quantised_models_run_each_copy_by_itself() -> None:
+    """They round by the largest value of a batch, so copies change each other's answers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(half_network(), {nn.Linear})
-        call = {"target": 1, "sliding_window_shapes": 9, "strides": 2}
-        pda = EfficientPDA(model, ConstantPrior(2.0), engine="incremental")
-        pda.attribute(IMAGE, **call)
-        assert pda.engine_report.audit.agrees
-        wrong = EfficientPDA(
-            WrongOnBoxes(model, lambda outputs: outputs * 3),
-            ConstantPrior(2.0),
-            engine="incremental",
-        )
-        wrong.attribute(IMAGE, **call)
-    assert wrong.engine_report.engine == "dense"
+    call = {"target": 1, "sliding_window_shapes": 9, "strides": 2}
+    maps = []
+    for engine, size in (("auto", None), ("dense", None), ("dense", 1)):
+        pda = EfficientPDA(model, ConstantPrior(2.0), engine=engine)
+        with pytest.warns(UserWarning, match="or dynamic quantisation"):
+            maps.append(pda.attribute(IMAGE, **call, perturbations_per_eval=size))
+    assert maps[0].equal(maps[1])
+    torch.testing.assert_close(maps[0], maps[2])
+    alone = EfficientPDA(model, ConstantPrior(2.0), engine="incremental")
+    with (
+        pytest.warns(UserWarning, match="Each is run by itself"),
+        pytest.raises(IncrementalError, match="Use engine='auto' or engine='dense'"),
+    ):
+        alone.attribute(IMAGE, **call)
 
 
 # What it costs, and what it leaves behind
