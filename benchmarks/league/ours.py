@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import captum_pda
@@ -43,6 +44,20 @@ def pda(network: Network, photo: Photo) -> Tensor:
     return ours(PDA)(network, photo)
 
 
+class BoxBlur:
+    """What stands in for what shap's Partition hides: the mean of 28 x 28 pixels around each."""
+
+    SIDE = 28
+
+    def nothing_seen(self, example: Tensor) -> Tensor:
+        before, after = self.SIDE // 2, (self.SIDE - 1) // 2
+        padded = F.pad(example[None], (before, after) * 2, mode="reflect")
+        return F.avg_pool2d(padded, self.SIDE, stride=1)[0]
+
+    def settings(self) -> dict[str, int]:
+        return {"box_blur": self.SIDE}
+
+
 class WithQuickPasses(nn.Module):
     """The network's quick form, except where its layers are looked into or gradients are wanted."""
 
@@ -60,6 +75,11 @@ class WithQuickPasses(nn.Module):
         if watched or type(images) is not Tensor or torch.is_grad_enabled():
             return self.inner(images)
         return self._network[0].forward(images)
+
+
+def plain(value: Any) -> Any:
+    """A setting as a plain value, to be stored."""
+    return value.settings() if hasattr(value, "settings") else value
 
 
 def _known(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +108,8 @@ def our_methods(code: str) -> dict[str, Method]:
         "SampledPDA": (SampledPDA, {"n_samples": 3}),
         "TreePDA 300": (TreePDA, {"n_evaluations": 300}),
         "TreePDA 1000": (TreePDA, {"n_evaluations": 1000}),
+        "TreePDA 300, fill of Partition": (TreePDA, {"n_evaluations": 300, "prior": BoxBlur()}),
+        "TreePDA 1000, fill of Partition": (TreePDA, {"n_evaluations": 1000, "prior": BoxBlur()}),
         "EfficientPDA, empty": (EfficientPDA, {"context": "empty"}),
         "EfficientPDA, both": (EfficientPDA, {"context": "both"}),
     }
@@ -98,7 +120,7 @@ def our_methods(code: str) -> dict[str, Method]:
     return {
         name: Method(
             ours(kind, **arguments),
-            {**arguments, "code": code},
+            {name: plain(value) for name, value in arguments.items()} | {"code": code},
             inside=kind in (PDA, LayerPDA, GradientPDA),
             group="ours",
         )

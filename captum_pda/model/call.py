@@ -36,9 +36,8 @@ IS_RANDOM = (
     "several maps"
 )
 DEPENDS_ON_BATCH = (
-    "the model's answer for an example depends on the other examples in its batch, as with "
-    "batch-norm that keeps no running statistics (track_running_stats=False) or dynamic "
-    "quantisation"
+    "the model's answer for an example depends on the other examples in its batch, as with dynamic "
+    "quantisation or batch-norm without running statistics (track_running_stats=False)"
 )
 
 

@@ -244,7 +244,7 @@ def test_dynamically_quantised_models_run_each_copy_by_itself() -> None:
     maps = []
     for engine, size in (("auto", None), ("dense", None), ("dense", 1)):
         pda = EfficientPDA(model, ConstantPrior(2.0), engine=engine)
-        with pytest.warns(UserWarning, match="or dynamic quantisation"):
+        with pytest.warns(UserWarning, match="as with dynamic quantisation"):
             maps.append(pda.attribute(IMAGE, **call, perturbations_per_eval=size))
     assert maps[0].equal(maps[1])
     torch.testing.assert_close(maps[0], maps[2])
