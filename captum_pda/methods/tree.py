@@ -35,7 +35,7 @@ from captum_pda.model.inputs import attribution_dtype, check_choice, check_count
 from captum_pda.model.measures import Measure, signed
 from captum_pda.model.outputs import ExplainedOutputs, OutputKind
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import SMALLEST_SIDE, choose_regions
+from captum_pda.regions.choice import choose_regions, is_divided
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.tree import LEAVES, NestedTree, RegionTree, tiles
 from captum_pda.running.ask import Asker
@@ -213,8 +213,8 @@ class TreePDA(PerturbationPDA):
                 1,000 show more detail.
             feature_mask: the regions at the leaves of the tree, as in Captum's FeatureAblation:
                 integers, (1 or N, 1 or C, *space), or of the shape of the space for all examples.
-            superpixels: about how many superpixels are at the leaves, 250 by default. Images whose
-                shorter side is under 64 pixels and time series have blocks of one size instead.
+            superpixels: about how many superpixels are at the leaves, 250 by default. Images under
+                64 x 64 pixels and time series have blocks of one size instead.
             tree: the tree itself, as pairs of pairs of the numbers in feature_mask, such as
                 ((0, 1), (2, 3)).
 
@@ -370,7 +370,7 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
     """The regions at the leaves: those that were given, superpixels, or blocks of one size."""
     shape = tuple(images.shape)
     if feature_mask is None and superpixels is None:
-        if len(shape) < 4 or min(shape[2:]) < SMALLEST_SIDE:
+        if not is_divided(shape):
             return FeatureMaskRegions(torch.from_numpy(tiles(shape[2:]))[None])
         superpixels = LEAVES
     if superpixels is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -32,8 +33,9 @@ Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 
-#: The shorter side from which an image has superpixels by default.
-SMALLEST_SIDE = 64
+#: An image or volume has superpixels by default if it has this many pixels: then the smallest of
+#: them, a 250th, has 4 along each axis. Its sides may differ, as those of scans and clips do.
+SMALLEST_REGION, FINEST_DIVISION = 4, 250
 #: Kinds of regions that are found in images: classes that are called with the images
 #: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class in place of the name,
 #: such as ``partial(Superpixels, roi=mask)``.
@@ -46,6 +48,12 @@ OwnRegions: TypeAlias = (
     | tuple[str | Callable[[Tensor, int], Regions], int | Sequence[int]]
     | None
 )
+
+
+def is_divided(shape: Sequence[int]) -> bool:
+    """Whether inputs (N, C, *space) are divided into superpixels by default."""
+    _, _, *space = shape
+    return len(space) > 1 and math.prod(space) >= FINEST_DIVISION * SMALLEST_REGION ** len(space)
 
 
 def choose_regions(
@@ -102,10 +110,7 @@ def choose_regions(
     elif sliding_window_shapes is not None:
         sets = tuple((grid,) for grid in make_grids(inputs, sliding_window_shapes, strides))
     steps = _one_each(strides, len(inputs), "strides")
-    has_superpixels = [
-        strides is None and tensor.dim() >= 4 and min(tensor.shape[2:]) >= SMALLEST_SIDE
-        for tensor in inputs
-    ]
+    has_superpixels = [strides is None and is_divided(tensor.shape) for tensor in inputs]
     if context == "all" and (sets is not None or not all(has_superpixels)):
         contexts = contexts_of("both")  # random sets go with the default superpixels
 
@@ -124,8 +129,8 @@ def choose_regions(
         if each.in_sets:
             # Random sets of the regions; the default ones are drawn from several divisions.
             divisions = [
-                [found(n, size) for size in DIVISIONS] if sets is None and is_divided else []
-                for n, is_divided in enumerate(has_superpixels)
+                [found(n, size) for size in DIVISIONS] if sets is None and has_own else []
+                for n, has_own in enumerate(has_superpixels)
             ]
             own = tuple(
                 tuple(

@@ -108,14 +108,22 @@ def test_time_series_have_no_superpixels():
         EfficientPDA(make_classifier(1, 2)).attribute(make_images(1, 2, 20), 1, superpixels=5)
 
 
-def test_images_from_64_pixels_on_have_superpixels_by_default_and_others_windows():
+def test_images_have_superpixels_by_default_and_small_ones_windows():
     granularities = {"full": (12, 25, 60, 120, 250), "empty": (12, 25, 60)}
     expected = {c: [f"{n} superpixels" for n in each] for c, each in granularities.items()}
-    assert parts_of(64, 70) == expected
-    for space in ((63, 200), (1000,), (28, 28, 28)):
+    for space in ((64, 70), (40, 1000), (26, 26, 26)):
+        assert parts_of(*space) == expected
+    for space in ((63, 63), (1000,), (24, 25, 26)):
         assert all("windows" in title for titles in parts_of(*space).values() for title in titles)
     strides = choose_regions((torch.zeros(1, 2, 64, 64),), strides=16)
     assert "windows" in strides["full"][0][0].title
+
+
+@pytest.mark.parametrize("space", [(16, 112, 112), (24, 192, 192), (28, 28, 28), (40, 1000)])
+def test_scans_and_clips_of_unequal_sides_take_as_few_passes_as_photos(space):
+    """A grid of small windows would take thousands."""
+    found = choose_regions((torch.rand(1, 1, *space),), "all")
+    assert sum(len(one) for sets in found.values() for own in sets for one in own) < 350
 
 
 def test_default_regions_of_both_contexts_are_the_same_objects():
