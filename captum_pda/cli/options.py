@@ -46,7 +46,7 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
         "--effort",
         type=effort,
         default="standard",
-        help="of --method pda: quick (about 210 passes), standard (310, default), thorough (630), "
+        help="of --method pda: quick (about 240 passes), standard (340, default), thorough (640), "
         "or a number of passes",
     )
     add(
@@ -60,7 +60,7 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         nargs="+",
         help="about how many regions that follow the photo, such as 25 60 120; more find smaller "
-        "things, at a pass for each (default: 12 to 250, for photos from 64 pixels on)",
+        "things, at a pass for each (default: 12 to 250, for photos from 64 x 64 pixels on)",
     )
     one_of(
         "--scales",

@@ -99,7 +99,7 @@ class EvidencePart:
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
             Among random others, those with half of the regions seen.
         scores: the same with each region changed, (N, W, columns).
-        drawn: how many contents of each region the model has seen, (N, W).
+        drawn: how many contents of each region the model has seen, or how many random sets, (N, W).
         errors: the standard errors of ``scores``, where there were several samples.
         depth: "input", or the name of the layer in whose feature map the regions lie.
     """
@@ -651,7 +651,7 @@ class WindowEvidence:
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
-        """How many contents of each region the model has seen, (N, W)."""
+        """How many contents of each region the model has seen, or how many random sets, (N, W)."""
         return self._each(lambda part: part.drawn)
 
     def standard_error(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:

@@ -188,13 +188,18 @@ def strongest_regions(
     seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
     least = least_answer(evidence.measure)
 
+    def parts_with(chosen: Chosen) -> list[int]:
+        return [k for k, part in enumerate(parts) if part.regions == chosen.size.regions]
+
+    def says(chosen: Chosen) -> bool:
+        number = int(chosen.size.numbers[chosen.row])
+        return any(abs(float(answers[k][number])) > least for k in parts_with(chosen))
+
     def told(kind: list[Chosen]) -> Iterator[StrongRegion]:
+        kind = list(filter(says, kind))
         for chosen, following in zip_longest(kind, kind[1:]):
-            number = int(chosen.size.numbers[chosen.row])
-            own = [k for k, part in enumerate(parts) if part.regions == chosen.size.regions]
+            number, own = int(chosen.size.numbers[chosen.row]), parts_with(chosen)
             said = {parts[k].context: float(answers[k][number]) for k in own}
-            if all(abs(one) <= least for one in said.values()):
-                continue
             each = np.array([one[chosen.pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
             gap = abs(chosen.value) - (abs(following.value) if following else 0)

@@ -144,8 +144,11 @@ def description(evidence: WindowEvidence) -> str:
         asked.setdefault(question(part), []).append(part.regions.title)
     for words, titles in asked.items():
         lines.append(f"  {words}: {_joined(titles)}")
-    n_asked = sum(int((part.drawn > 0).sum()) for part in evidence.parts)
-    lines.append(f"  {counted(n_asked, 'region')} asked")
+    n_passes = sum(
+        int((part.drawn.amax(dim=1) if CONTEXTS[part.context].in_sets else part.drawn).sum())
+        for part in evidence.parts
+    )
+    lines.append(f"  {counted(n_passes, 'pass', 'passes')}")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ def checked(evidence, target, **options):
         for region, mean in zip(regions, means, strict=True):
             assert region.value == pytest.approx(sign * mean, rel=1e-5)
             taken += region.pixels
+        assert not any(region.tied for region in regions[-1:])  # there is no next one
     assert taken.max(initial=0) <= 1
     return kinds
 
@@ -72,6 +73,15 @@ def test_the_map_decides(seed, regions):
     image = make_images(1, 3, 20, 24, seed=seed)
     evidence = PDA(make_classifier(seed=seed), engine="dense").evidence(image, **regions)
     checked(evidence, 1, n=4)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_next_region_is_one_that_is_listed(seed):
+    """Of a network that hardly cares, some regions answer nothing and are left out."""
+    image = make_images(1, 3, 40, 40, seed=seed).float()
+    evidence = PDA(sharp_network(seed, 0.4), engine="dense").evidence(image, superpixels=(9, 16))
+    for target in range(evidence.scores.shape[1]):
+        checked(evidence, target)
 
 
 def test_patches_of_a_mask_are_listed_one_by_one_in_their_own_shape():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 
 import pytest
 from conftest import make_convolutional, make_images
 
-from captum_pda import ConstantPrior, EfficientPDA
+from captum_pda import PDA, ConstantPrior, EfficientPDA
 from captum_pda.running.run import ProgressBar, costs
 
 
@@ -50,6 +51,15 @@ def test_the_bar_tells_the_time_once_it_was_measured() -> None:
         bar.update(100)
         assert "Efficient PDA: 1,760 passes, about 44 s" in str(bar)
         assert str(bar).endswith("| 110/1760 [00:00]")  # and no other time
+
+
+def test_the_bar_and_the_evidence_count_the_same_passes(capsys) -> None:
+    images = make_images(2, 3, 64, 64).float()
+    pda = PDA(make_convolutional(), prior=ConstantPrior(0.0), output="raw", engine="dense")
+    evidence = pda.evidence(images, effort="quick", show_progress=True)
+    count = re.search(r"PDA: ([\d,]+) passes", capsys.readouterr().err)
+    assert count is not None
+    assert str(evidence).endswith(f"  {count[1]} passes")
 
 
 def test_a_long_run_that_nobody_watches_is_said_once() -> None:

@@ -83,17 +83,16 @@ class View {
     );
     const { words } = this.header;
     const { close_share: closeShare, least_answer: least } = this.header.listed;
-    const told = (regions) =>
-      regions.map((one, place) => {
-        const { parts } = this.describe(one);
-        const says = parts.some(({ value }) => Math.abs(value) > least);
-        const answers = parts.map((part) => answerWords(part, this.header));
+    const says = ({ value }) => Math.abs(value) > least;
+    const told = (chosen) =>
+      chosen.filter((one) => this.describe(one).parts.some(says)).map((one, place, regions) => {
+        const answers = this.describe(one).parts.map((part) => answerWords(part, this.header));
         const next = regions[place + 1];
         const [own, other] = [one, next || one].map(({ value }) => Math.abs(value));
         if (!one.carried || isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
         else if (next && own - other < closeShare * own) answers.push(words.tied);
-        return { ...one, answers, says };
-      }).filter(({ says }) => says);
+        return { ...one, answers };
+      });
     return { for: told(found.for), against: told(found.against) };
   }
 
