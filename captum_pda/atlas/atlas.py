@@ -51,7 +51,7 @@ class ClassRegion:
 
     Args:
         photo: the name of the photo.
-        bits: its evidence for the class.
+        bits: the mean of the map inside it, for or against the class.
         corner, shape: where it lies in the model's input.
         crop: what it looks like, (96, 96, 3) bytes.
         features: what it is compared by, (F,).

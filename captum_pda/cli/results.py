@@ -246,8 +246,8 @@ def summary_row(explanation: Explanation) -> dict[str, Any]:
     return {
         "answer": answer.name,
         "prediction": float(explanation.predictions[answer.classes[0]]),
-        "strongest_for": answer.speak_for[0].value if answer.speak_for else None,
-        "strongest_against": answer.speak_against[0].value if answer.speak_against else None,
+        "strongest_for": str(answer.speak_for[0]) if answer.speak_for else None,
+        "strongest_against": str(answer.speak_against[0]) if answer.speak_against else None,
         "unit": explanation.measure.unit,
         "total": answer.total,
         "test": None if answer.test is None else str(answer.test),
