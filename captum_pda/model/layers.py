@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from captum_pda._torch import without_compiler
 from captum_pda.model.call import ModelCall, copied
 from captum_pda.model.evaluation_mode import model_of
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
@@ -105,7 +106,8 @@ class Layer:
         """Let ``exchange`` replace what the layer returns or is called with; None leaves it.
 
         Only calls from this thread count: others may run the same model meanwhile. A layer that is
-        not called once in each of ``n_passes`` is refused.
+        not called once in each of ``n_passes`` is refused. Compiled code calls no layers, so the
+        model runs as it was written.
         """
         n_visits = 0
         thread = threading.get_ident()
@@ -122,7 +124,8 @@ class Layer:
         else:
             handle = self.module.register_forward_hook(hook)
         try:
-            yield
+            with without_compiler():
+                yield
         finally:
             handle.remove()
         if n_passes and not n_visits:
@@ -140,9 +143,9 @@ class Layer:
 
 
 @contextmanager
-def kept_outputs(layer: Layer) -> Iterator[dict[nn.Module, Tensor]]:
-    """What modules return until a layer is reached, in a pass of one example: the outputs of the
-    outermost ones that are called once and return a tensor."""
+def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Module, Tensor]]:
+    """What the modules of a model (None: all there are) return until a layer is reached, in a pass
+    of one example: the outputs of the outermost ones that are called once and return a tensor."""
     kept: dict[nn.Module, Tensor] = {}
     calls: Counter[nn.Module] = Counter()
     is_reached = False
@@ -165,8 +168,13 @@ def kept_outputs(layer: Layer) -> Iterator[dict[nn.Module, Tensor]]:
         is_reached = True
 
     with ExitStack() as hooks:
-        hooks.callback(register_module_forward_pre_hook(enter).remove)
-        hooks.callback(register_module_forward_hook(leave).remove)
+        if model is None:
+            handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        else:  # compiled modules warn of hooks of all modules
+            handles = [one.register_forward_pre_hook(enter) for one in model.modules()]
+            handles += [one.register_forward_hook(leave) for one in model.modules()]
+        for handle in handles:
+            hooks.callback(handle.remove)
         hooks.enter_context(layer.exchanged(reach))
         yield kept
     for module in [module for module in kept if calls[module] > 1]:
@@ -267,7 +275,7 @@ class LayerCall:
 
     def _known(self, example: int) -> dict[nn.Module, Tensor]:
         if self._of_example[0] != example:
-            with kept_outputs(self.layer) as known:
+            with kept_outputs(self.layer, model_of(self._call.forward_func)) as known:
                 self._call.repeated(example, 1)
             self._of_example = (example, known)
         return self._of_example[1]

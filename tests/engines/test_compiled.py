@@ -11,7 +11,7 @@ import torch
 from conftest import make_images
 from torch import Tensor, nn
 
-from captum_pda import ConstantPrior, EfficientPDA
+from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA
 from captum_pda._torch import without_compiler
 
 dynamo = pytest.importorskip("torch._dynamo")
@@ -93,6 +93,21 @@ def test_what_was_compiled_before_is_used() -> None:
     found = explain(model, "dense", IMAGES[:1])
     torch.testing.assert_close(found, explain(network(), "dense", IMAGES[:1]))
     assert ran
+
+
+@pytest.mark.parametrize("kind", ["module", "in place", "layer", "layer in place"])
+@pytest.mark.parametrize("was_run", [False, True])
+def test_the_layers_of_a_compiled_model_are_asked_too(kind: str, was_run: bool) -> None:
+    """Compiled code calls no layers, and warns of hooks of all modules."""
+    model = compiled(kind, Backend())
+    if was_run:
+        with torch.no_grad():
+            model(IMAGES[:1])
+    for method in (PDA, LayerPDA):
+        found = method(model).evidence(IMAGES[:1])
+        assert found.parts[-1].depth != "input"
+        expected = method(network()).evidence(IMAGES[:1])
+        torch.testing.assert_close(found.attribution(1), expected.attribution(1))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "layer" not in kind])
