@@ -34,7 +34,7 @@ from captum_pda import (
     Superpixels,
     WindowGrid,
 )
-from captum_pda.priors.empty_context import blurred
+from captum_pda.priors.empty_context import EmptyContext, blurred
 from captum_pda.regions.protocol import PlacedWindows
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -335,21 +335,21 @@ def print_share(name: str, pda: Any, image: Tensor, given: dict[str, Any]) -> No
 
         return run
 
-    for kind, method in (
-        (GaussianFieldPrior, "conditional_mean"),
-        (GaussianFieldPrior, "sample"),
-        (GaussianFieldPrior, "seen_alone"),
-        (Superpixels, "__init__"),
+    for kind, owner, method in (
+        (GaussianFieldPrior, GaussianFieldPrior, "conditional_mean"),
+        (GaussianFieldPrior, GaussianFieldPrior, "sample"),
+        (GaussianFieldPrior, EmptyContext, "seen_alone"),
+        (Superpixels, Superpixels, "__init__"),
     ):
-        kept[kind, method] = getattr(kind, method)
-        setattr(kind, method, timed(kind, kept[kind, method]))
+        kept[owner, method] = getattr(owner, method)
+        setattr(owner, method, timed(kind, kept[owner, method]))
     try:
         start = time.process_time()
         pda.attribute(image, target=0, **given)
         total = time.process_time() - start
     finally:
-        for (kind, method), function in kept.items():
-            setattr(kind, method, function)
+        for (owner, method), function in kept.items():
+            setattr(owner, method, function)
     fills, superpixels = (f"{part:.2f} s, {part / total:.1%}" for part in spent.values())
     print(f"{name}: {total:.1f} s; fills {fills}; superpixels {superpixels}")
 

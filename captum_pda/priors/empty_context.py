@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from scipy.ndimage import gaussian_filter1d
 from scipy.signal import fftconvolve
 from torch import Tensor
@@ -31,8 +30,6 @@ REACH = 3
 SET_EDGE = 2 / 224
 #: What is seen of a pixel up to this share is nothing, and all of it from one less this share on.
 LEAST_SEEN = 1e-4
-#: Longer axes are blurred by Fourier transforms: a matrix for 16,000 samples would take 2 GB.
-LONGEST_WITH_MATRIX = 2048
 
 
 class EmptyContext:
@@ -116,18 +113,12 @@ class BlurredContext:
         of 20/224 of its shorter side: evidence is then about structure, not about colours."""
         return blurred(example)
 
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region in the blurred example, n + s (x - n), where s falls from 1 to 0 around the
-        region with the softness of 1/16 of its extent: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
-
 
 def seen_share(hidden: Tensor) -> Tensor:
     """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
     seen, space = (~hidden.cpu()).numpy().astype(np.float32), hidden.shape[1:]
     options: dict[str, Any] = {"sigma": SET_EDGE * min(space), "mode": "constant"}
     for axis, size in enumerate(space, start=1):
-        # Many times as fast as the product with a matrix in ``blurred``, which runs on any device.
         whole = gaussian_filter1d(np.ones(size, dtype=np.float32), **options)
         shape = [-1 if other == axis else 1 for other in range(seen.ndim)]
         seen = gaussian_filter1d(seen, axis=axis, **options) / whole.reshape(shape)
@@ -147,23 +138,13 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
     its difference from grey. Maps of photos were about as good with either (benchmarks/SPEED.md).
     """
     space = tuple(example.shape[1:])
-    sigma = share * min(space)
-    dtype = torch.promote_types(example.dtype, torch.float32)
-    smooth = example.detach().to(dtype)
+    smooth = device_sync.in_double(example.detach()).cpu().numpy()
     for axis, size in enumerate(space, start=1):
-        gaussian = np.exp(-0.5 * (np.arange(1 - size, size) / sigma) ** 2)
-        lines = smooth.movedim(axis, -1)
-        if size > LONGEST_WITH_MATRIX:
-            values, kernel = lines.cpu().double(), gaussian.reshape(*(1 for _ in space), -1)
-            found = fftconvolve(values, kernel, "same", axes=-1)
-            found /= fftconvolve(np.ones(size), gaussian, "same")
-            lines = device_sync.moved_like(torch.from_numpy(found), smooth)
-        else:
-            weights = sliding_window_view(gaussian, size)[::-1]  # by the distance of two pixels
-            weights = weights / weights.sum(axis=1, keepdims=True)
-            lines = lines @ device_sync.moved_like(torch.from_numpy(weights), smooth).T
-        smooth = lines.movedim(-1, axis)
-    return smooth.to(example.dtype)
+        gaussian = np.exp(-0.5 * (np.arange(1 - size, size) / (share * min(space))) ** 2)
+        shape = [-1 if other == axis else 1 for other in range(smooth.ndim)]
+        smooth = fftconvolve(smooth, gaussian.reshape(shape), "same", axes=axis)
+        smooth /= fftconvolve(np.ones(size), gaussian, "same").reshape(shape)
+    return device_sync.moved_like(torch.from_numpy(smooth), example)
 
 
 def pasted(example: Tensor, nothing: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
@@ -176,15 +157,8 @@ def pasted(example: Tensor, nothing: Tensor, windows: Windows) -> tuple[PlacedWi
     where g is a Gaussian, cut at three standard deviations, whose standard deviation along an axis
     is 1/16 of the region's extent there: the window's width, or the mean length of the runs of
     pixels of a region of another shape. So no edge is seen around the region, and none where it
-    ends with the input. It is n itself beyond a box: the window and a margin around it.
-
-    Args:
-        example: what is seen of the region.
-        nothing: the input with nothing seen, (C, *space).
-        windows: the regions; with ``windows.hidden`` those pixels of each box.
-
-    Returns:
-        The boxes, and their contents (W, C, *box).
+    ends with the input. It is n itself beyond a box: the window and a margin around it. Returns
+    these boxes, and their contents (W, C, *box).
     """
     margin = _reach(np.array(windows.window))
     box = np.minimum(np.add(windows.window, 2 * margin), windows.space)

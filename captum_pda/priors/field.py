@@ -301,11 +301,7 @@ def _surrounding_colours(
 
 
 class _Spectrum:
-    """The power spectrum of images, gathered in bins of the Laplacian's eigenvalues.
-
-    Args:
-        n_channels: of the images.
-    """
+    """The power spectrum of images, gathered in bins of the Laplacian's eigenvalues."""
 
     def __init__(self, n_channels: int) -> None:
         n_bins = len(SPECTRUM_EDGES) + 1
@@ -401,12 +397,7 @@ DEFAULT_PRIOR = GaussianFieldPrior()
 
 
 def prior_for(prior: Any, method: str) -> Any:
-    """The given prior, or without one the default.
-
-    Args:
-        prior: the user's prior, or None.
-        method: the method that will be called on it.
-    """
+    """The given prior, or without one the default; refused without a method of this name."""
     if prior is None:
         return DEFAULT_PRIOR
     if isinstance(prior, type) or not callable(getattr(prior, method, None)):

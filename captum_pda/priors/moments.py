@@ -23,12 +23,8 @@ class Moments(ABC):
     """Means and covariances between places of an outer patch, as sums in double precision.
 
     Values that vary together form a group: all channels ("joint"), or one channel each. Within a
-    group, values are ordered by place, then by channel. Moments are never changed.
-
-    Args:
-        patch: the outer patch's shape.
-        joint: whether all channels form one group.
-        tensors: the sums by name, and the lowest and highest value of each channel as "range".
+    group, values are ordered by place, then by channel. Moments are never changed. ``tensors`` are
+    the sums by name, and the lowest and highest value of each channel as "range".
     """
 
     #: Values of images that are summed at once.

@@ -13,7 +13,7 @@ from captum_pda import device_sync
 from captum_pda.errors import NotFittedError
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_count
-from captum_pda.priors.empty_context import EmptyContext, pasted
+from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.field import prior_for, prior_settings
 from captum_pda.priors.protocol import Images, PatchPrior, batches_of
 from captum_pda.regions.protocol import (
@@ -37,10 +37,6 @@ class _OneImage:
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
         """What ``nothing_seen`` has in each region, (W, C, *window)."""
         return box_values(self.nothing_seen(example), regions)
-
-    def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region in ``nothing_seen``, with soft edges: boxes, and contents (W, C, *box)."""
-        return pasted(example, self.nothing_seen(example), windows)
 
     def sample(
         self,

@@ -55,11 +55,6 @@ class HiddenPixels:
       superpixels. For windows and volumes, whose factors are too large, the eigenvectors are the
       preconditioner of the conjugate gradients; for superpixels that would take 1.3 s;
     - for signals by a sparse factor too, in time proportional to their length.
-
-    Args:
-        example: the input (C, *space).
-        regions: W regions in boxes of one shape.
-        correlation_length, smoothness: of the field.
     """
 
     def __init__(
@@ -149,12 +144,8 @@ class HiddenPixels:
     # Solutions
 
     def solve(self, right: Tensor, scale: Tensor) -> Tensor:
-        """x of Q_hh x = right, (W, K, *box), 0 outside of the regions.
-
-        Args:
-            right: the right-hand sides.
-            scale: what errors are measured by, (W, K).
-        """
+        """x of Q_hh x = right, (W, K, *box), 0 outside of the regions; errors are measured by
+        ``scale``, (W, K)."""
         have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS
         if have_modes and not self._beta:
             return self._solve_windows(right)
@@ -234,11 +225,8 @@ class HiddenPixels:
 class Multigrid:
     """A cycle of multigrid: nearly the solution of equations of rough fields, at the cost of four
     products with the matrix. Pixels of a region are joined in blocks of 2, 4, 8, ... pixels along
-    each axis; no number of a region depends on the others.
-
-    Args:
-        matrix: symmetric, with a row for each hidden pixel, in the order of ``hidden``.
-        hidden: the hidden pixels, (W, *box).
+    each axis; no number of a region depends on the others. The matrix has a row for each pixel that
+    is ``hidden`` (W, *box), in their order.
     """
 
     def __init__(self, matrix: csr_array, hidden: Booleans) -> None:
@@ -284,16 +272,12 @@ def solved(
     precondition: Callable[[Floats], Floats],
 ) -> Floats:
     """Solve equations of hidden pixels (W, *box), for right-hand sides (pixels, K), which are
-    overwritten.
+    overwritten, to a largest error of each region, (W, K) or a number.
 
     The conjugate gradients stop for each region and column by themselves, so that none depends on
     another. With M^-1 the preconditioner, 4 r^T M^-1 r is at least the energy of the error, and
     with the largest element of the inverse's diagonal it bounds the square of the error at every
     pixel.
-
-    Args:
-        error: the largest error of each region, (W, K) or a number.
-        precondition: nearly the solution for right-hand sides.
     """
     counts = hidden.reshape(len(hidden), -1).sum(axis=1)
     at_once = max(1, VALUES_AT_ONCE // max(1, len(right)))
@@ -350,13 +334,8 @@ def couplings(
     weights: Mapping[tuple[int, ...], float],
     dtype: npt.DTypeLike,
 ) -> csr_array:
-    """The matrix of sum_pq w_pq (x_p - x_q)^2 / 2, of the hidden pixels.
-
-    Args:
-        hidden: in boxes, (W, *box).
-        inside: which pixels lie in the input, of the boxes with a pixel more on each side.
-        weights: w_pq by the offset from p to q.
-    """
+    """The matrix of sum_pq w_pq (x_p - x_q)^2 / 2, of the hidden pixels (W, *box), with w_pq by the
+    offset from p to q; ``inside`` are those in the input, with a pixel more on each side."""
     pixels = np.flatnonzero(np.pad(hidden, [(0, 0), *[(1, 1)] * (hidden.ndim - 1)]))
     numbers = np.full(inside.size, -1, dtype=np.int32)
     numbers[pixels] = np.arange(len(pixels))
@@ -377,7 +356,7 @@ def couplings(
 
 
 def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
-    """Fill what is not seen of an image (C, *space) by its neighbours, (K, C, *space).
+    """Fill what is not seen (K, *space) of an image (C, *space) by its neighbours, (K, C, *space).
 
     Removed pixels solve a sparse linear system: each is the weighted mean of its neighbours, seen
     or removed themselves,
@@ -386,10 +365,6 @@ def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
 
     with w_pq = 1 / (along how many axes they differ): 1 for direct neighbours and 1/2 for diagonal
     ones in an image, as in ROAD (Rong et al. 2022). Where nothing is seen it is the image's mean.
-
-    Args:
-        image: (C, *space).
-        seen: which pixels are seen, one row for each fill, (K, *space) of bool.
     """
     known = image.detach().cpu().double()
     space = tuple(image.shape[1:])

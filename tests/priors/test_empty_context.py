@@ -72,7 +72,7 @@ def test_a_window_seen_alone_is_pasted_with_soft_edges(space, window, strides):
     grid = WindowGrid(space, window, strides)
     prior = GaussianPatchPrior(window).fit(image[None])
     nothing = prior.nothing_seen(image)
-    boxes, contents = prior.seen_alone(image, grid)
+    boxes, contents = EmptyContext(prior).seen_alone(image, grid)
     torch.testing.assert_close(
         whole_inputs(nothing, boxes, contents).numpy(),
         expected_inputs(image.numpy(), nothing.numpy(), grid),
@@ -133,7 +133,7 @@ def test_a_mask_of_rectangles_is_seen_as_windows_are():
 def test_no_edge_is_seen_around_a_large_window():
     """From one pixel to the next, what is seen changes by less than the edge's slope allows."""
     flat = torch.zeros(1, 96, 96)
-    prior = ConstantPrior(1.0)
+    prior = EmptyContext(ConstantPrior(1.0))
     boxes, contents = prior.seen_alone(flat, WindowGrid((96, 96), (32, 32), (32, 32)))
     seen = 1 - whole_inputs(prior.nothing_seen(flat), boxes, contents)
     assert seen.amax() > 0.999
@@ -170,7 +170,7 @@ def test_other_priors_say_what_nothing_is():
     ):
         torch.testing.assert_close(prior.nothing_seen(image), nothing)
         torch.testing.assert_close(
-            whole_inputs(nothing, *prior.seen_alone(image, grid)).numpy(),
+            whole_inputs(nothing, *EmptyContext(prior).seen_alone(image, grid)).numpy(),
             expected_inputs(image.numpy(), nothing.numpy(), grid),
         )
 
