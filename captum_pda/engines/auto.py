@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -23,14 +24,15 @@ from captum_pda.engines.protocol import (
     EngineReport,
     Forward,
     IncrementalError,
-    PreparedEngine,
+    PreparedBatches,
     Read,
 )
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_choice
-from captum_pda.regions.protocol import Windows
+from captum_pda.regions.protocol import Integers, Windows
 
 ENGINES = ("auto", "dense", "incremental")
+Prepared: TypeAlias = PreparedBatches | AuditedEngine
 #: Copies that the dense engine is timed on, and that the incremental engine runs before it is
 #: timed, since its first batch computes the maps of the unperturbed example.
 PROBE = 4
@@ -48,10 +50,8 @@ class AutoEngine:
 
     The choice holds for inputs of the same shape and windows of the same shape. ``report`` says
     what was chosen last, and why; with several sizes, it is about the size with the most windows.
-    The windows that are run to choose count, so no window is run twice.
-
-    Args:
-        min_seconds: calls that the dense engine finishes sooner than this are run densely at once.
+    The windows that are run to choose count, so no window is run twice. Calls that the dense engine
+    finishes in less than ``min_seconds`` are run densely at once.
     """
 
     def __init__(self, min_seconds: float = MIN_SECONDS) -> None:
@@ -80,28 +80,74 @@ class PreparedAuto:
         self._dense = DenseEngine().prepare(*self._arguments)
         self._incremental: AuditedEngine | None = None
         self._copies: Counter[tuple[int, ...]] = Counter()
-        self._call: _Call | None = None
         #: How long a copy takes densely, whatever its windows; None until it was measured.
         self._dense_seconds: float | None = None
+        #: While windows run: the numbers of those that either engine has run, and their scores.
+        self._found: list[tuple[Integers, Tensor]] = []
+        self._running: tuple[Prepared, Integers] | None = None
+        self._n_windows = 0
 
     @property
     def unfinished(self) -> Tensor | None:
         """While ``scores`` runs, what it will return, with NaN for what is still to come."""
-        return None if self._call is None else self._call.unfinished
+        found = list(self._found)
+        if self._running is not None:
+            engine, numbers = self._running
+            found += [(numbers, one) for one in (engine.unfinished,) if one is not None]
+        if not found:
+            return None
+        n_samples, _, n_columns = found[0][1].shape
+        scores = found[0][1].new_full((n_samples, self._n_windows, n_columns), math.nan)
+        for numbers, some in found:
+            scores[:, torch.from_numpy(numbers).to(scores.device)] = some
+        return scores
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        call = self._call = _Call(grid, fills, read, advance)
-        report = self._choice(call)
-        self._copies[grid.window] += call.n_copies
+        if not len(grid):
+            raise ValueError("the grid has no windows")
+        self._found, self._running, self._n_windows = [], None, len(grid)
+        # Windows in the middle go first: they are timed.
+        waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
+
+        def run(engine: Prepared, n_copies: int | None = None) -> float:
+            """Run some windows, by default all that are left; the time that a copy takes."""
+            nonlocal waiting
+            numbers = waiting[: -(-n_copies // len(fills))] if n_copies else np.sort(waiting)
+            if not len(numbers):
+                return 0.0
+            advanced: list[int] = []
+
+            def count(n: int) -> None:
+                advanced.append(n)
+                advance(n)
+
+            device_sync.wait(fills)
+            start = _now(fills.device)
+            self._running = engine, numbers
+            picked = torch.from_numpy(numbers).to(fills.device)
+            try:
+                found = engine.scores(grid.pick(numbers.tolist()), fills[:, picked], read, count)
+            except Exception:
+                advance(-sum(advanced))  # another engine may run them again
+                raise
+            self._found.append((numbers, found))
+            self._running, waiting = None, waiting[~np.isin(waiting, numbers)]
+            device_sync.wait(found)
+            return (_now(fills.device) - start) / (len(numbers) * len(fills))
+
+        n_copies = len(fills) * len(grid)
+        report = self._choice(grid.window, n_copies, run)
+        self._copies[grid.window] += n_copies
         if report.engine == "incremental":
             try:
-                call.finish(self._incremental_engine())
+                run(self._incremental_engine())
             except IncrementalError as error:  # the model does something else with other values
                 report = self._always_dense(f"the incremental engine failed: {error}")
         if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
             self._auto.report = report
-        scores = call.finish(self._dense)
-        self._call = None
+        run(self._dense)
+        scores = cast(Tensor, self.unfinished)
+        self._found = []
         return scores
 
     def audit(self) -> Audit:
@@ -122,27 +168,28 @@ class PreparedAuto:
             self._incremental = AuditedEngine(prepared, *self._arguments)
         return self._incremental
 
-    def _choice(self, call: _Call) -> EngineReport:
+    def _choice(
+        self, window: tuple[int, ...], n_copies: int, run: Callable[..., float]
+    ) -> EngineReport:
         """Which engine runs windows of this shape, and why."""
-        choices, key = self._auto.choices, (self._kind, call.grid.window)
+        choices, key = self._auto.choices, (self._kind, window)
         report = choices.get(self._kind) or choices.get(key)
         if report is not None:
             return report
         too_few = EngineReport("dense", "too few windows to try another")
-        if call.n_copies < FEWEST_COPIES:
+        if n_copies < FEWEST_COPIES:
             return too_few
         if self._dense_seconds is None:
-            self._dense_seconds = call.seconds_per_copy(self._dense, PROBE)
+            self._dense_seconds = run(self._dense, PROBE)
         # With the unperturbed maps at hand, another size is tried at the cost of one batch.
         is_first = self._incremental is None
-        if self._dense_seconds * call.n_copies < self._auto.min_seconds and is_first:
+        if self._dense_seconds * n_copies < self._auto.min_seconds and is_first:
             return too_few
         engine = self._incremental_engine()
         try:
             if is_first:
-                call.seconds_per_copy(engine, PROBE)
-            n_timed = min(FEWEST_COPIES, max(PROBE, call.n_copies // 16))
-            seconds = call.seconds_per_copy(engine, n_timed)
+                run(engine, PROBE)
+            seconds = run(engine, min(FEWEST_COPIES, max(PROBE, n_copies // 16)))
         except Exception as error:  # any error of the model; if it is its own, dense raises it too
             return self._always_dense(f"the incremental engine failed: {error}")
         speed_up = self._dense_seconds / max(seconds, 1e-9)
@@ -151,76 +198,6 @@ class PreparedAuto:
             chosen, reason = "dense", "the incremental engine is no faster here"
         choices[key] = EngineReport(chosen, reason, speed_up, dict(engine.prepared.went_dense))
         return choices[key]
-
-
-class _Call:
-    """The windows of one call of ``scores``, of which either engine runs some."""
-
-    def __init__(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> None:
-        self.grid = grid
-        self.n_copies = len(fills) * len(grid)
-        self._fills = fills
-        self._read = read
-        self._advance = advance
-        self._scores: Tensor | None = None
-        # Windows in the middle go first: they are timed.
-        self._waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
-        self._running: tuple[PreparedEngine, Tensor] | None = None
-
-    def seconds_per_copy(self, engine: PreparedEngine, n_copies: int) -> float:
-        """Run some windows, and measure the time that a copy takes."""
-        numbers = self._waiting[: -(-n_copies // len(self._fills))]
-        device_sync.wait(self._fills)
-        start = _now(self._fills.device)
-        self._run(engine, numbers)
-        if self._scores is not None:
-            device_sync.wait(self._scores)
-        return (_now(self._fills.device) - start) / max(1, len(numbers) * len(self._fills))
-
-    def finish(self, engine: PreparedEngine) -> Tensor:
-        """Run what is left, and return the scores of all windows, (S, W, columns)."""
-        self._run(engine, np.sort(self._waiting))
-        if self._scores is None:
-            raise ValueError("the grid has no windows")
-        return self._scores
-
-    def _run(self, engine: PreparedEngine, numbers: Any) -> None:
-        """Run the windows of these numbers, and keep their scores."""
-        if not len(numbers):
-            return
-        picked = torch.from_numpy(numbers).to(self._fills.device)
-        grid, fills = self.grid.pick(numbers.tolist()), self._fills[:, picked]
-        advanced: list[int] = []
-
-        def advance(n_copies: int) -> None:
-            advanced.append(n_copies)
-            self._advance(n_copies)
-
-        self._running = engine, picked
-        try:
-            found = engine.scores(grid, fills, self._read, advance)
-        except Exception:
-            self._advance(-sum(advanced))  # another engine may run them again
-            raise
-        self._running = None
-        self._put(picked, found)
-        self._waiting = self._waiting[~np.isin(self._waiting, numbers)]
-
-    @property
-    def unfinished(self) -> Tensor | None:
-        """What is known, with NaN for what is still to come."""
-        if self._running is not None:
-            engine, picked = self._running
-            found = getattr(engine, "unfinished", None)
-            if found is not None:
-                self._put(picked, found)
-        return self._scores
-
-    def _put(self, picked: Tensor, found: Tensor) -> None:
-        if self._scores is None:
-            shape = (len(self._fills), len(self.grid), found.shape[2])
-            self._scores = found.new_full(shape, math.nan)
-        self._scores[:, picked] = found
 
 
 def _now(device: torch.device) -> float:

@@ -36,15 +36,14 @@ class DenseEngine:
 
 
 class PreparedDense(PreparedBatches):
-    """One example, with the buffer in which its perturbed copies are built."""
+    """One example, of which perturbed copies are made."""
 
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
-        super().__init__(BatchLoop(batch_size, example, before_retry=self._free_buffer))
+        super().__init__(BatchLoop(batch_size, example))
         self._forward = forward
         self._shape = example.shape[1:]
         # Channels last: the values of a pixel lie side by side in memory.
         self._example = example.flatten(2).transpose(1, 2).contiguous()
-        self._buffer = self._example[:0]
 
     def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
         pixels, values = grid.pixels(fills.device), fills.flatten(2).transpose(1, 2)
@@ -59,16 +58,10 @@ class PreparedDense(PreparedBatches):
     def _perturb(self, pixels: Tensor, values: Tensor) -> Tensor:
         """Copies of the example with these pixels (rows, P) replaced by values (rows, P, C)."""
         rows, n_pixels, n_channels = len(pixels), *self._example.shape[1:]
-        if len(self._buffer) < rows:
-            self._buffer = self._example.new_empty(rows, n_pixels, n_channels)
-        copies = self._buffer[:rows]
-        copies.copy_(self._example.expand_as(copies))
+        copies = self._example.repeat(rows, 1, 1)
         first = torch.arange(rows, device=pixels.device).unsqueeze(1) * n_pixels
         copies.view(-1, n_channels).index_copy_(
             0, (first + pixels).reshape(-1), values.reshape(-1, n_channels)
         )
         images = copies.view(rows, *self._shape[1:], n_channels).movedim(-1, 1)
         return images if self._loop.channels_last else images.contiguous()
-
-    def _free_buffer(self) -> None:
-        self._buffer = self._example[:0]

@@ -71,17 +71,10 @@ class BatchLoop:
     runs a batch reads ``channels_last`` to lay out its rows.
     """
 
-    def __init__(
-        self,
-        batch_size: BatchSize,
-        example: Tensor,
-        times: int = 1,
-        before_retry: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, batch_size: BatchSize, example: Tensor, times: int = 1) -> None:
         self._batch_size = batch_size
         self._example = example
         self._times = times
-        self._before_retry = before_retry
         #: Whether images and volumes have their channels last in memory; nothing else can.
         self.channels_last = example.dim() > 3
         #: While ``run`` goes on, what it will return, with NaN for the rows still to come.
@@ -113,7 +106,6 @@ class BatchLoop:
                     self.channels_last = False
                 else:
                     raise
-                self._before_retry()
                 continue
             if results is None:
                 results = found.new_full((n_rows, *found.shape[1:]), math.nan)
@@ -291,10 +283,3 @@ class EngineReport:
             lines.append(str(self.audit))
         lines.extend(f"goes dense at {name}: {why}" for name, why in self.goes_dense.items())
         return "\n".join(lines)
-
-
-def audit_of(prepared: PreparedEngine) -> Audit:
-    """Compare some of what an engine has run with the dense engine, where it has an audit."""
-    audit = getattr(prepared, "audit", None)
-    found: Audit = Audit() if audit is None else audit()
-    return found
