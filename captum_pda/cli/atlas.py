@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 from captum_pda.atlas.atlas import cut_regions, make_atlas, read_regions, regions_in_file
@@ -22,7 +22,6 @@ from captum_pda.cli.results import PhotoWriter
 from captum_pda.cli.usage_errors import UsageError, optional_module
 from captum_pda.datasets.result_folder import Record
 from captum_pda.distributed import Ranks
-from captum_pda.evidence.evidence import WindowEvidence
 
 HELP = "what speaks for a class, and what against it, over many photos"
 DESCRIPTION = """Cuts the strongest regions out of many photos, groups those that look alike to the
@@ -133,7 +132,7 @@ class AtlasWriter(PhotoWriter):
             replace(region, link=link, label=self.classifier.labels[target])
             for target in self.classes[number]
             for region in cut_regions(
-                cast(WindowEvidence, explanation.evidence),
+                explanation.evidence,
                 target,
                 str(photo),
                 self.classifier.model,

@@ -21,16 +21,14 @@ from captum_pda.engines import ENGINES
 from captum_pda.engines.auto import AutoEngine
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
-from captum_pda.evidence.strongest import StrongRegion, regions_of_map, strongest_regions
+from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.fingerprints import fingerprint
-from captum_pda.methods.gradient import GradientPDA
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
-from captum_pda.regions.choice import choose_regions
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
@@ -39,10 +37,9 @@ METHODS: dict[str, Any] = {
     "pda": PDA,
     "efficient": EfficientPDA,
     "sampled": SampledPDA,
-    "gradient": GradientPDA,
     "layer": LayerPDA,
 }
-#: Methods with a choice of one context; "pda" uses all of them, "gradient" none.
+#: Methods with a choice of one context; "pda" uses all of them.
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
@@ -84,7 +81,7 @@ class Explanation:
     method: str  # with its sizes, in a few words
     measure: Measure
     labels: Sequence[str]  # of classes, or of a detector's boxes
-    evidence: WindowEvidence | None = None  # none of "gradient"
+    evidence: WindowEvidence
     decided: tuple[str, ...] = ()  # which regions decide between the answer and the expected class
     roi: Tensor | None = None  # the region of interest (*space), if only that was asked
 
@@ -101,8 +98,6 @@ def check_options(options: argparse.Namespace) -> None:
         and (sizes or method not in WITH_ENGINE),
         f"--expected hides several regions of the photo at once, and --method {method} hides none; "
         "choose another method": options.expected and method not in WITH_ENGINE,
-        "--html and atlas show the evidence of each window, which --method gradient does not "
-        "compute; choose another method": options.html and method == "gradient",
         f"--scales {sizes} holds a size twice": len(set(sizes)) < len(sizes),
         f"--stride {stride} steps over pixels that a window of {min(sizes, default=0)} does not "
         "reach; use a smaller one": stride and sizes and stride > min(sizes),
@@ -181,15 +176,9 @@ class PhotoExplainer:
             n_top = options.classes or (0 if pair else 1)
             named = predictions.topk(min(n_top, len(predictions))).indices.tolist()
         asked = [*((number,) for number in named), *([pair] if pair else [])]
-        words = f"{METHODS[options.method].__name__}, "
-        if options.method == "gradient":
-            (regions,) = choose_regions((image,), "full", **self._regions)["full"]
-            answers = [self._by_gradient(image, classes, regions) for classes in asked]
-            words += sizes_in_words(regions)
-            return Explanation(image, predictions, answers, words, measure, labels)
         evidence = self.evidence(image, target)
-        answers = [self._from_evidence(evidence, classes) for classes in asked]
-        words += parts_in_words(evidence)
+        answers = [self._answer(evidence, classes) for classes in asked]
+        words = f"{METHODS[options.method].__name__}, {parts_in_words(evidence)}"
         words += "" if target is None else ", region of interest only"
         decided = () if expected is None else self._decided(evidence, expected)
         return Explanation(
@@ -270,13 +259,13 @@ class PhotoExplainer:
         pda.evidence(noise.to(first.device), None, tuple(sides), tuple(sides))
         self.engine = engine.report.engine if engine.report else "dense"
 
-    def _method(self, measure: str = "weight_of_evidence") -> Any:
-        options = {"prior": self.prior, "output": self.classifier.output, "measure": measure}
+    def _method(self) -> Any:
+        options = {"prior": self.prior, "output": self.classifier.output}
         if self.options.method in WITH_ENGINE:
             options["engine"] = self.engine
         return METHODS[self.options.method](self.classifier.model, **options)
 
-    def _from_evidence(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
+    def _answer(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
         strongest = strongest_regions(evidence, classes[0], LISTED_REGIONS, *classes[1:])
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         test = total = None
@@ -287,24 +276,8 @@ class PhotoExplainer:
             if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
         bits = cast(Tensor, whole)[0, 0]
-        return Answer(self._name(classes), classes, bits, *strongest, test, total)
-
-    def _by_gradient(
-        self, image: Tensor, classes: tuple[int, ...], regions: Sequence[Regions]
-    ) -> Answer:
-        """A backward pass for each class; there are no forward passes to share."""
-        # log2 P(first)/P(second) is a difference, and so is its gradient.
-        is_ratio = len(classes) > 1 and self._method().measure.needs_probabilities
-        method = self._method("information_difference" if is_ratio else "weight_of_evidence")
-        first, *others = (
-            method.attribute(image, target=number, **self._regions)[0, 0] for number in classes
-        )
-        bits: Tensor = first - others[0] if others else first
-        strongest = regions_of_map(bits, regions, method.measure, LISTED_REGIONS)
-        return Answer(self._name(classes), classes, bits, *strongest)
-
-    def _name(self, classes: tuple[int, ...]) -> str:
-        return " rather than ".join(self.classifier.labels[number] for number in classes)
+        name = " rather than ".join(self.classifier.labels[number] for number in classes)
+        return Answer(name, classes, bits, *strongest, test, total)
 
 
 def sizes_in_words(regions: Sequence[Regions]) -> str:

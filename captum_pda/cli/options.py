@@ -39,8 +39,8 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
         choices=METHODS,
         default="pda",
         help="pda: several sizes and contexts, and the last feature map (default). efficient: "
-        "one forward pass per window. sampled: several, the papers' definition. gradient: one "
-        "backward pass, quick and noisy. layer: the last feature map alone, quick",
+        "one forward pass per window. sampled: several, the papers' definition. layer: the last "
+        "feature map alone, quick",
     )
     add(
         "--effort",

@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from captum_pda.datasets.result_folder import (
     safetensors_file,
     stored_record,
 )
-from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import total_words
 from captum_pda.files import remove_parts
@@ -87,7 +86,7 @@ class PhotoWriter:
             maps = torch.stack([answer.bits for answer in explanation.answers]).cpu().float()
             content = nifti_file(maps.numpy(), np.array(record.settings["affine"]))
             write_result(files["volume"], content, self.overwrite)
-        if "page" in files and explanation.evidence is not None:
+        if "page" in files:
             above = self.plan.folder or files["page"].parent
             title = (files["page"].relative_to(above).parent / photo.name).as_posix()
             page = self.page(photo, title, explanation, settings)
@@ -115,7 +114,7 @@ class PhotoWriter:
         is_flat = explanation.image.dim() == 4  # a page of a volume shows no contrast
         pair = next((pair for pair in answers if len(pair) == 2), None) if is_flat else None
         page = write_report(
-            {explanation.method.partition(",")[0]: cast(WindowEvidence, explanation.evidence)},
+            {explanation.method.partition(",")[0]: explanation.evidence},
             None,
             explanation.labels,
             *self.classifier.preprocessing.colours(explanation.image),
@@ -151,9 +150,9 @@ def draw_picture(
     for answer in explanation.answers:
         lines = answer.name.replace(" rather than ", "\nrather than ").splitlines()
         lines.append(predictions_in_words(answer, explanation, " : "))
-        lines += [explanation.method] if evidence is None or others else []
+        lines += [explanation.method] if others else []
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
-    if evidence is not None and (is_volume or not others):
+    if is_volume or not others:
         target, rather_than = (*first.classes, None)[:2]
         figure, axes = visualize_explanation(
             evidence,
@@ -273,7 +272,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     for answer in explanation.answers:
         chances = predictions_in_words(answer, explanation, " against ")
         yield f"Why {answer.name} ({chances})?"
-        if answer.total is not None and explanation.evidence is not None:
+        if answer.total is not None:
             yield f"  {total_words(explanation.evidence, 0, answer.classes[0])}"
         if answer.test is not None:
             yield f"  {answer.test}"

@@ -121,7 +121,7 @@ class StrongRegion:
         found = [
             words.answer(context, value, self.seen, self.changed[context], self.measure)
             for context, value in self.evidence.items()
-        ] or [f"{words.with_unit(self.value, self.measure)} on the map"]
+        ]
         doubt = words.UNCERTAIN if self.uncertain else words.TIED if self.tied else None
         return found if doubt is None else [*found, doubt]
 
@@ -226,25 +226,6 @@ def strongest_regions(
 def least_answer(measure: Measure) -> float:
     """The answer that a listed region must be above, by its size."""
     return LEAST_BITS if measure.unit == "bits" else 0.0
-
-
-def regions_of_map(
-    values: Tensor, kinds: Sequence[Regions], measure: Measure, n: int = 3
-) -> tuple[list[StrongRegion], list[StrongRegion]]:
-    """The regions in which a map (*space) is strongest, for and against, where no region was asked
-    by itself, as for GradientPDA."""
-    regions, plain = listed_regions(kinds), plain_values(values)
-    numbers, means = means_inside(regions, 0, plain)
-    size = Size(regions, numbers, means, np.abs(means), np.ones(len(means), dtype=np.bool_))
-    speak_for, speak_against = (
-        [
-            StrongRegion(one.pixels, one.value, math.nan, {}, {}, False, measure)
-            for one in kind
-            if abs(one.value) > least_answer(measure)
-        ]
-        for kind in strongest_in(plain, [size], 0, n)
-    )
-    return speak_for, speak_against
 
 
 class Size(NamedTuple):

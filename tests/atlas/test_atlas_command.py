@@ -81,8 +81,6 @@ def test_a_class_is_asked_for_where_no_folder_names_one(capsys, photos):
     assert main(["atlas", "one.png", *QUICK]) == 2
     assert "--class" in capsys.readouterr().err
     assert not Path("out").exists()
-    assert main(["atlas", "photos", *QUICK, "--method", "gradient", "--class", "cat"]) == 2
-    assert "choose another method" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def lines_of(*answer):
     predictions = torch.tensor([0.5, 0.5])
     image = torch.zeros(1, 3, 100, 100)
     return list(
-        explanation_lines(Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b")))
+        explanation_lines(Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b"), None))
     )
 
 
@@ -110,7 +110,7 @@ def test_no_answer_in_words():
 
 def test_top_classes_in_words():
     image, predictions = torch.zeros(1, 3, 9, 9), torch.tensor([0.25, 0.7, 0.05])
-    explanation = Explanation(image, predictions, [], "PDA", BITS, ["a", "b", "c"])
+    explanation = Explanation(image, predictions, [], "PDA", BITS, ["a", "b", "c"], None)
     assert top_classes(explanation, 2) == "b 70.0%, a 25.0%"
     raw = replace(explanation, predictions=100 * predictions, measure=RawDifference())
     assert top_classes(raw, 2) == "b 70, a 25"

@@ -55,7 +55,8 @@ def test_usage_errors_come_before_a_model_is_loaded(arguments, message, monkeypa
 
 
 def test_a_name_of_a_picture_means_a_file():
-    tiny = ("--model", "tiny:five", "--method", "gradient", "--quiet", "--raw", "none")
+    tiny = ("--model", "tiny:five", "--method", "efficient", "--no-test", "--quiet")
+    tiny += ("--raw", "none")
     assert main(["explain", "cat.png", "--output", "out.jpg", *tiny]) == 0
     assert Path("out.jpg").is_file()
     Path("folder.jpg").mkdir()
@@ -108,23 +109,21 @@ def make():
 """
 
 
-@pytest.mark.parametrize("method", ["efficient", "gradient"])
-def test_what_says_nothing_is_no_finding(method, capsys, monkeypatch):
+def test_what_says_nothing_is_no_finding(capsys, monkeypatch):
     Path("flat.py").write_text(FLAT)
     monkeypatch.delitem(sys.modules, "flat", raising=False)
     drawn = []
     monkeypatch.setattr(results, "write_figure", lambda path, figure, _: drawn.append(figure))
-    pages = ["--html"] if method == "efficient" else []
-    assert main(["explain", "cat.png", "--model", "flat:make", "--method", method, *pages]) == 0
+    command = ["explain", "cat.png", "--model", "flat:make", "--method", "efficient", "--html"]
+    assert main(command) == 0
     said = capsys.readouterr().out
     assert "\n  no region says anything, to within 0.01 bits\n" in said
     assert "(for)" not in said
     assert "(against)" not in said
     # The picture and the index say the same.
-    if pages:
-        assert "no region says anything, to within 0.01 bits" in drawn[0].get_supxlabel()
-        summary, _ = read_summary(Path("cat.png_evidence.html"))
-        assert summary["for"] is summary["against"] is None
+    assert "no region says anything, to within 0.01 bits" in drawn[0].get_supxlabel()
+    summary, _ = read_summary(Path("cat.png_evidence.html"))
+    assert summary["for"] is summary["against"] is None
 
 
 def test_words_and_bar_count_the_same_passes(capsys):
@@ -133,7 +132,7 @@ def test_words_and_bar_count_the_same_passes(capsys):
         command = command[: -2 if method == "layer" else None]
         assert main([*command, "--method", method, "--samples", "3"]) == 0
         said = capsys.readouterr()
-        counts = re.findall(r"PDA: ([\d,]+) pass", said.err) + re.findall(r"/(\d+) \[", said.err)
+        counts = re.findall(r"/(\d+) \[", said.err)
         assert len(set(counts)) == 1
         assert "windows" not in said.out
 
@@ -160,7 +159,7 @@ def test_files_have_the_same_names_for_a_photo_and_for_a_folder():
     Path("photos").mkdir()
     for name in ("a.png", "a.bmp"):
         Image.open("cat.png").save(f"photos/{name}")
-    tiny = ("--model", "tiny:five", "--method", "gradient", "--quiet")
+    tiny = ("--model", "tiny:five", "--method", "efficient", "--no-test", "--quiet")
     assert main(["explain", "photos", "--output", "folder", *tiny]) == 0
     assert main(["explain", "photos/a.png", "photos/a.bmp", "--output", "single", *tiny]) == 0
     names = {path.name for path in Path("folder").iterdir()}

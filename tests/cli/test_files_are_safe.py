@@ -24,7 +24,7 @@ from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import settings_in
 from captum_pda.files import remove_parts, write_whole
 
-TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--quiet")
+TINY = ("--model", "tiny:five", "--method", "efficient", "--no-test", "--window", "8", "--quiet")
 
 
 pytestmark = pytest.mark.usefixtures("photo_folder")

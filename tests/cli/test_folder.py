@@ -39,7 +39,7 @@ def photos(photo_folder):
 
 
 def command(output="out", *more, model=MODEL):
-    quick = ["--window", "8", "--stride", "8", "--method", "gradient"]
+    quick = ["--window", "8", "--stride", "8", "--method", "efficient", "--no-test"]
     chosen = ["--model", model, "--device", "cpu"]
     return ["explain", "photos", "--output", output, *quick, *chosen, *more]
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
+from captum_pda import PDA, EfficientPDA, LayerPDA, SampledPDA
 from captum_pda.cli.main import main
 from captum_pda.cli.models import load_classifier
 from captum_pda.cli.photos import read_photo
@@ -62,7 +62,6 @@ def check(found, expected):
             SampledPDA,
             {"scales": (8, 16), "strides": 8, "n_samples": 2},
         ),
-        (["--method", "gradient", "--scales", "8", "16"], GradientPDA, {"scales": (8, 16)}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -106,7 +105,7 @@ def saved_figures(monkeypatch):
 
 
 def test_panels_say_which_method_and_sizes_they_show(saved_figures):
-    for method in ("pda", "efficient", "gradient", "layer"):
+    for method in ("pda", "efficient", "layer"):
         assert run("cat.png", "--method", method) == 0
     said = [
         " ".join(text.get_text() for text in figure.findobj(Text) if text.get_text())
@@ -115,8 +114,7 @@ def test_panels_say_which_method_and_sizes_they_show(saved_figures):
     flat = [" ".join(text.split()) for text in said]
     assert "PDA, windows of 5, 9, 14 px, both contexts, features of " in flat[0]
     assert "EfficientPDA, windows of 5, 9 px" in flat[1]
-    assert "GradientPDA, windows of 5, 9 px" in flat[2]
-    assert "LayerPDA, features of " in flat[3]
+    assert "LayerPDA, features of " in flat[2]
     for figure in saved_figures:
         FigureCanvasAgg(figure).draw()
         boxes = [axes.title.get_window_extent() for axes in figure.axes if axes.get_title()]
@@ -126,10 +124,10 @@ def test_panels_say_which_method_and_sizes_they_show(saved_figures):
             assert not any(box.overlaps(other) for other in boxes[:number])
 
 
-@pytest.mark.parametrize("n_classes", [1, 4])
-def test_the_maps_fill_the_picture(n_classes, saved_figures):
-    """One class has no blank half; a row is left unfilled by less than half of it."""
-    assert run("cat.png", "--classes", str(n_classes), "--method", "gradient") == 0
+def test_the_maps_fill_the_picture(saved_figures):
+    """A row is left unfilled by less than half of it."""
+    n_classes = 4
+    assert run("cat.png", "--classes", str(n_classes), "--method", "efficient", "--no-test") == 0
     panels = [axes for axes in saved_figures[0].axes if axes.images and axes.get_title()]
     assert len(panels) == n_classes + 1
     grid = panels[0].get_subplotspec().get_gridspec()

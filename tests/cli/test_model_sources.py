@@ -59,7 +59,7 @@ def test_a_model_of_timm_brings_its_transforms_and_labels():
     shown = white[0] * std[:, None, None] + mean[:, None, None]
     torch.testing.assert_close(shown, torch.ones_like(shown), rtol=0, atol=1e-4)
     command = ["explain", "cat.png", "--model", f"timm/{SMALL}", "--target", "tabby", "--quiet"]
-    assert main([*command, "--method", "gradient", "--window", "40"]) == 0
+    assert main([*command, "--method", "efficient", "--no-test", "--window", "40"]) == 0
     with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [281]
         assert file["bits"].shape == (1, 160, 160)
@@ -139,7 +139,7 @@ def test_a_model_of_transformers_brings_its_transforms_and_labels(saved):
     model = transformers.AutoModelForImageClassification.from_pretrained(saved).eval()
     torch.testing.assert_close(classifier.model(image).logits, model(image).logits)
     command = ["explain", "cat.png", "--model", f"hf/{saved}", "--target", "bee", "--quiet"]
-    assert main([*command, "--method", "gradient", "--window", "8"]) == 0
+    assert main([*command, "--method", "efficient", "--no-test", "--window", "8"]) == 0
     with np.load("cat.png_evidence.npz") as file:
         assert file["first"].tolist() == [1]
 
@@ -188,7 +188,7 @@ def test_a_model_of_one_channel_alone_gets_grey_photos():
     torch.testing.assert_close(white, torch.full_like(white, (1 - 0.449) / 0.226))
     assert preprocessing.colours(white) == ((0.449,), (0.226,))
     command = ["explain", "cat.png", "--model", "own_grey:grey", "--quiet", "--no-test"]
-    assert main([*command, "--method", "gradient", "--window", "56"]) == 0
+    assert main([*command, "--method", "efficient", "--no-test", "--window", "56"]) == 0
     sys.modules.pop("own_grey")
 
 

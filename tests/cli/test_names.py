@@ -15,7 +15,17 @@ from safetensors import safe_open
 from captum_pda.cli.main import main
 from captum_pda.datasets.result_folder import settings_in
 
-TINY = ("--model", "tiny:five", "--method", "gradient", "--window", "8", "--device", "cpu")
+TINY = (
+    "--model",
+    "tiny:five",
+    "--method",
+    "efficient",
+    "--no-test",
+    "--window",
+    "8",
+    "--device",
+    "cpu",
+)
 #: A name in Latin-1, which is no UTF-8; and one that no ASCII terminal shows.
 LATIN, CHINESE = os.fsdecode(b"caf\xe9.png"), "\u732b.png"
 

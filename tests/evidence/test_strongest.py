@@ -18,7 +18,6 @@ from captum_pda.evidence.strongest import (
     listed_regions,
     means_inside,
     pixels_of,
-    regions_of_map,
     strongest_in,
 )
 
@@ -145,17 +144,6 @@ def test_one_example_of_several_must_be_named():
     assert [r.corner for r in second[0]] == [r.corner for r in same[0]]
 
 
-def test_regions_of_a_map_without_evidence():
-    image = make_images(1, 3, 12, 12)
-    part = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4).parts[0]
-    values = torch.zeros(12, 12)
-    values[:4, :4] = 2.0
-    speak_for, speak_against = regions_of_map(values, [part.regions], part.outputs.measure)
-    assert speak_for[0].corner == (0, 0)
-    assert "on the map" in str(speak_for[0])
-    assert not speak_against
-
-
 def test_regions_that_answer_nothing_are_not_listed():
     """In a uniform image only the last feature map differs, by its borders."""
     evidence = PDA(sharp_network(0, 200.0)).evidence(torch.full((1, 3, 24, 24), 0.3))
@@ -247,6 +235,8 @@ def test_a_region_is_listed_without_the_pixels_that_another_has():
     values = torch.zeros(20, 20)
     values[:10, :10] = 2.0
     values[:10, 10:19] = 1.0
-    (first, second, *_), _ = regions_of_map(values, [part.regions], part.outputs.measure)
-    assert (first.corner, first.shape, first.value) == ((0, 0), (10, 10), 2.0)
-    assert (second.corner, second.shape, second.value) == ((0, 10), (10, 9), 1.0)
+    numbers, means = means_inside(part.regions, 0, values.numpy())
+    size = Size(part.regions, numbers, means, np.abs(means), np.ones(len(means), dtype=bool))
+    (first, second, *_), _ = strongest_in(values.numpy(), [size], 0, 3)
+    assert (first.row, first.pixels.sum(), first.value) == (0, 100, 2.0)
+    assert (second.pixels[:10, 10:19].sum(), second.pixels.sum(), second.value) == (90, 90, 1.0)

@@ -62,11 +62,6 @@ def test_pages_of_others_are_left_alone(photo_folder, capsys):
     assert Path("cat.png_evidence.html").read_text() == "mine"
 
 
-def test_a_method_without_windows_has_no_page(photo_folder, capsys):
-    assert explain("cat.png", "--method", "gradient") == 2
-    assert "choose another method" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("context", ["full", "both"])
 def test_every_context_has_its_page(photo_folder, context):
     assert explain("cat.png", "--context", context) == 0
