@@ -155,13 +155,9 @@ def test_a_writer_of_ones_own():
 def test_a_writer_without_a_method_is_refused_before_the_first_example(name):
     writer, examples = Keeping(), Examples(None)
     setattr(writer, name, None)
-    with pytest.raises(TypeError, match=f"has no method {name}; a writer needs {name}\\("):
-        explain_dataset(EfficientPDA(make_classifier()), examples, writer)
-    setattr(writer, name, lambda: None)
-    with pytest.raises(TypeError, match=rf"cannot be called as {name}\("):
-        explain_dataset(EfficientPDA(make_classifier()), examples, writer)
-    with pytest.raises(TypeError, match=r"writer=Keeping is a class; pass an object, Keeping\(\)"):
-        explain_dataset(EfficientPDA(make_classifier()), examples, Keeping)
+    for given in (writer, Keeping):
+        with pytest.raises(TypeError, match="is no object with a method"):
+            explain_dataset(EfficientPDA(make_classifier()), examples, given)
     assert examples.read == []
 
 
