@@ -4,13 +4,15 @@
 conditional mean's answer is from the sampled one, in bits.
 """
 
-from captum_pda.diagnostics.agreement import MapAgreement, algorithm_agreement, map_agreement
 from captum_pda.diagnostics.approximation import (
     ActivationStatistics,
     ConditionalMeanError,
+    MapAgreement,
     SamplingConvergence,
     activation_statistics,
+    algorithm_agreement,
     conditional_mean_error,
+    map_agreement,
     sampling_convergence,
 )
 from captum_pda.diagnostics.priors import PriorQuality, prior_quality
