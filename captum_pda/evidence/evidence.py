@@ -46,19 +46,12 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """What is measured of scores (N, W, columns).
+    """What is measured of scores (N, W, columns)."""
 
-    Args:
-        output_shape: the shape of one example's output, whose flat columns these are.
-        output: the name of the output kind, such as "logits".
-        measure: what differences are measured in.
-        summed: whether the columns are those of a mask of outputs, explained by their sum.
-    """
-
-    output_shape: tuple[int, ...]
-    output: str
+    output_shape: tuple[int, ...]  #: Of one example's output, whose flat columns these are.
+    output: str  #: The name of the output kind.
     measure: Measure
-    summed: bool = False
+    summed: bool = False  #: Whether the columns are those of a mask, explained by their sum.
 
     def quantity(self, target: TargetType) -> Quantity:
         """What is measured of ``target``."""

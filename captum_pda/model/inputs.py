@@ -112,16 +112,10 @@ def attribution_dtype(tensor: Tensor) -> torch.dtype:
 def target_columns(
     target: TargetType, n_examples: int, output_shape: tuple[int, ...], name: str = "target"
 ) -> list[int]:
-    """The flat output column that ``target`` means for each example.
-
-    Args:
-        target: as `Captum <https://captum.ai/api/base_classes.html>`_ has it: None where there is
-            one output, an int, a tuple for outputs of more than two dimensions, or one of those
-            for each example in a list (ints also in a tensor).
-        n_examples: the batch size N.
-        output_shape: the shape of one example's output, ``outputs.shape[1:]``.
-        name: what to call the argument in an error.
-    """
+    """The flat output column that ``target`` means for each example, as `Captum
+    <https://captum.ai/api/base_classes.html>`_ has it: None where there is one output, an int, a
+    tuple for outputs of more than two dimensions, or one of those for each example in a list (ints
+    also in a tensor)."""
     if target is None:
         if math.prod(output_shape) != 1:
             raise ValueError(

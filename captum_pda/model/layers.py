@@ -213,11 +213,8 @@ class LayerCall:
     """Runs a model with other feature maps in one of its layers.
 
     Modules that are done before the layer is reached are run once, and return the same again for
-    each copy. Where that gives other outputs, the whole model is run on all copies.
-
-    Attributes:
-        inputs: the feature maps, each (N, C, *space); tokens of a transformer as a grid.
-        runs_rest_only: whether what comes before the layer is computed only once for all copies.
+    each copy (``runs_rest_only``). Where that gives other outputs, the whole model is run on all
+    copies. ``inputs`` are the feature maps, each (N, C, *space); tokens of a transformer as a grid.
     """
 
     def __init__(self, call: ModelCall, layer: Layer) -> None:

@@ -358,21 +358,13 @@ def _smallest(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class ExplainedOutputs:
-    """Which outputs of a model are explained, and how they are read as scores.
-
-    Args:
-        kind: what the outputs are.
-        output_shape: the shape of one example's output.
-        dtype: the outputs' dtype, which says how they were rounded.
-        columns: each example's flat output column; None keeps all columns.
-        region: flat output columns that are kept for all examples, to be summed; or None.
-    """
+    """Which outputs of a model are explained, and how they are read as scores."""
 
     kind: OutputKind
-    output_shape: tuple[int, ...]
-    dtype: torch.dtype
-    columns: tuple[int, ...] | None = None
-    region: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...]  #: Of one example.
+    dtype: torch.dtype  #: Says how outputs were rounded.
+    columns: tuple[int, ...] | None = None  #: Each example's flat column; None keeps all.
+    region: tuple[int, ...] | None = None  #: Columns kept for all examples, to be summed.
 
     @classmethod
     def all_of(cls, kind: OutputKind, outputs: Tensor) -> ExplainedOutputs:

@@ -70,19 +70,8 @@ def choose_regions(
     """The regions of each input tensor in each context, as the arguments of a method choose them.
 
     What is the same in two contexts is one object, so that regions pair up. By default there are
-    superpixels, or windows in proportion to small images.
-
-    Args:
-        inputs: the tensors that are explained, (N, C, *space).
-        context: "full", "empty", "random", "both" or "all", or another of ``CONTEXTS``.
-        sliding_window_shapes: windows of one size.
-        strides: the steps between windows.
-        scales: windows of several sizes.
-        feature_mask: regions of any shape, as in Captum's FeatureAblation.
-        superpixels: about how many regions that follow the image; one number or several.
-        regions: regions of one's own, or some windows of a WindowGrid only.
-        effort: how many passes the default regions take: "quick", "standard" or "thorough", or
-            about how many.
+    superpixels, or windows in proportion to small images. ``EfficientPDA.attribute`` says what the
+    arguments mean.
     """
     contexts = contexts_of(context)
     choices = {

@@ -190,12 +190,8 @@ def contexts_of(context: object) -> list[Context]:
 def planned_passes(
     contexts: Sequence[Context], effort: str | int
 ) -> tuple[dict[str, tuple[int, ...]], int]:
-    """The default numbers of superpixels in each context, and how many random sets there are.
-
-    Args:
-        contexts: what is asked.
-        effort: "quick", "standard" or "thorough", or about how many passes there may be.
-    """
+    """The default numbers of superpixels in each context, and how many random sets there are, for
+    an effort by its name, or for about so many passes."""
     with_sets = any(context.in_sets for context in contexts)
     if isinstance(effort, str) and effort in SETS:
         own = {context.name: context.granularities[effort] for context in contexts}

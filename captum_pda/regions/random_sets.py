@@ -121,16 +121,9 @@ class RandomSets:
         }
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What each region adds, from scores (N, sets, columns) of the sets that are known.
-
-        Args:
-            scores: log-odds, or raw outputs.
-            known: which sets were run, (N, sets); NaN without any.
-
-        Returns:
-            The scores with half of everything seen, (N, columns); what each region adds, (N,
-            regions, columns), 0 for those an example lacks; and its standard error.
-        """
+        """From scores (N, sets, columns) of the sets that are ``known`` (N, sets): the scores with
+        half of everything seen, (N, columns); what each region adds, (N, regions, columns), 0 for
+        those an example lacks; and its standard error. NaN where no set is known."""
         parts = []
         for example, (own, is_known) in enumerate(zip(scores, known.cpu().numpy(), strict=True)):
             n_known = int(is_known.sum())
@@ -204,13 +197,8 @@ def _drawn(n_regions: int, count: int, seed: int) -> npt.NDArray[np.bool_]:
 
 class ShownSets:
     """Sets of regions of one example as windows of the whole input, whose pixels are worked out
-    only when they are asked for.
-
-    Args:
-        numbers: the region of each pixel, (*space).
-        seen: which regions each set holds, (sets, regions).
-        first: the number of the first set among all.
-    """
+    only when they are asked for. ``numbers`` are the regions of the pixels, (*space), and ``seen``
+    says which of them each set holds, (sets, regions)."""
 
     def __init__(self, numbers: Tensor, seen: npt.NDArray[np.bool_], first: int = 0) -> None:
         self._numbers = numbers

@@ -28,11 +28,8 @@ LEAVES = 250
 class RegionTree:
     """A binary tree whose leaves are regions of one example.
 
-    Nodes are numbered: leaves first, in the order of the regions, and the root last.
-
-    Args:
-        leaves: the region of each pixel, from 0 on, (*space).
-        children: the two children of each further node.
+    Nodes are numbered: ``leaves`` first, the region of each pixel from 0 on, (*space), then nodes
+    with two ``children`` each, and the root last.
     """
 
     def __init__(self, leaves: Integers, children: Sequence[tuple[int, int]]) -> None:

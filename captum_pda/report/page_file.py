@@ -32,19 +32,12 @@ POLICY = (
 
 @dataclass(frozen=True)
 class Page:
-    """Which files make a page.
+    """Which files make a page."""
 
-    Args:
-        name: what the browser calls the page until it is filled.
-        markup: the HTML file of what it shows; head, notices and values are those of all pages.
-        styles: the names of the CSS files, in their order.
-        scripts: the names of the JavaScript files, in their order; they share one scope.
-    """
-
-    name: str
-    markup: str
-    styles: str
-    scripts: str
+    name: str  #: What the browser calls the page until it is filled.
+    markup: str  #: The HTML file of what it shows; head, notices and values are those of all pages.
+    styles: str  #: The names of the CSS files, in their order.
+    scripts: str  #: The names of the JavaScript files, in their order; they share one scope.
 
     def render(self, blocks: Mapping[str, str]) -> bytes:
         """The page with its blocks of values, by the names that its markup has for them."""
