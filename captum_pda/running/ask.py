@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captum_pda import device_sync
 from captum_pda.engines import BatchSize, DenseEngine
 from captum_pda.engines.protocol import Advance
 from captum_pda.errors import attach_result
@@ -83,6 +85,15 @@ class Asker:
         return torch.cat([scores for _, scores in found])
 
     @torch.no_grad()
+    def seconds_per_pass(self, example: int, hidden: Tensor, context: str = "full") -> float:
+        """How long a pass with some pixels (*space) hidden takes, with their fill; one is run."""
+        start = time.perf_counter()
+        sampling = replace(self.sampling, n_samples=1)
+        copies = self._copies(self._numbers[example], hidden[None], context, None, sampling)
+        device_sync.wait(self(example, copies[0]))
+        return time.perf_counter() - start
+
+    @torch.no_grad()
     def hidden(
         self,
         example: int,
@@ -91,13 +102,19 @@ class Asker:
         box: Tensor | None = None,
         progress: ProgressBar | str | None = None,
     ) -> Tensor:
-        """The scores with each set of pixels (K, *space) of an example hidden, in the "full" or the
-        "empty" context, (samples, K, columns). What stops the run carries the same as its
-        ``result``, with NaN for sets that were not finished.
+        """The scores with each set of pixels (K, *space) of an example hidden.
 
-        Samples of all sets that are asked with the same ``box``, pixels (*space) that they lie in,
-        are drawn with the same random numbers. ``progress`` is the title of a progress bar, or a
-        bar of several such runs.
+        Args:
+            example: its number.
+            hidden: which pixels are hidden, as booleans.
+            context: "full" or "empty".
+            box: pixels (*space) that all sets lie in. Samples of all sets that are asked with the
+                same box are drawn with the same random numbers.
+            progress: the title of a progress bar, or a bar of several such runs; None shows none.
+
+        Returns:
+            (samples, K, columns). What stops the run carries the same as its ``result``, with NaN
+            for sets that were not finished.
         """
         check_choice("context", context, ("full", "empty"))
         number, hidden = self._numbers[example], hidden.cpu()
@@ -119,7 +136,11 @@ class Asker:
         new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
         bar = progress
         if not isinstance(bar, ProgressBar):
+            some = [mask for mask in new.values() if mask.any()] if bar is not None else []
             bar = ProgressBar(len(new) * n_samples, bar, warns=True)
+            if some:
+                seconds = self.seconds_per_pass(example, some[0], context)
+                bar.expect(seconds * len(new) * n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar, evaluation_mode(self.call.forward_func):

@@ -30,8 +30,16 @@ Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
 
 
 class Place(EmptyContext):
-    """Where regions are hidden, the "input" or a layer's feature maps, and what is put there:
-    ``fill`` is the method's way to fill regions by a method of the prior, which it ``needs``."""
+    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
+
+    Args:
+        name: "input", or the name of the layer.
+        call: the model as a function of the tensors that are changed here.
+        engine: runs the copies.
+        prior: what could stand in a region; None is the default prior.
+        needs: the prior's method that ``fill`` calls.
+        fill: the method's way to fill regions from the prior.
+    """
 
     def __init__(
         self, name: str, call: Call, engine: Engine, prior: Any, needs: str, fill: Fill

@@ -32,7 +32,7 @@ from captum_pda.engines import (
     PreparedEngine,
 )
 from captum_pda.engines.audit import audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance
+from captum_pda.engines.protocol import Advance, audit_of
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
@@ -148,9 +148,12 @@ class Run:
         shared = sorted({label for part in parts for label in part.shared_labels})
         labels = shared[self.ranks.rank :: self.ranks.count]
         n_passes = len(labels) * self.sampling.n_samples * len(examples)
+        n_short = 0  # what follows a layer takes little time beside the whole model
         for (number, _), n_own in n_regions.items():
             n_passes += self.sampling.in_context(parts[number].context).n_samples * n_own
-        with ProgressBar(n_passes, self.title, warns=self.ranks.rank == 0) as bar:
+            if parts[number].place.name != "input" and parts[0].place.name == "input":
+                n_short += n_own
+        with ProgressBar(n_passes, self.title, self.ranks.rank == 0, n_short=n_short) as bar:
             # Random sets first: each takes a whole pass, so the time that is left is not told too
             # short by windows of which only a part is computed.
             in_order = sorted(groups(parts), key=lambda own: not parts[own[0]].context.in_sets)
@@ -222,8 +225,7 @@ class Run:
                     ):
                         regions = numbers[finished + block.start]
                         self.known[number].put(example, regions, samples, explained.kind)
-        audit: Audit = getattr(prepared, "audit", Audit)()
-        return audit
+        return audit_of(prepared)
 
     def _run_shared(
         self,
@@ -372,17 +374,19 @@ def agree_on_plan(
 
 #: A run without a bar is called long if it takes more seconds than this.
 LONG_SECONDS = 60.0
-#: Seconds over which passes are measured before that is said.
+#: Seconds over which passes are measured before their cost is told.
 MEASURED_SECONDS = 1.0
 
 
 class ProgressBar(tqdm):  # type: ignore[misc]
-    """Counts forward passes, of which there are ``total``.
+    """Counts forward passes.
 
     Args:
+        total: how many passes there are.
         title: the bar's title; None shows no bar.
         warns: whether to warn of a long run where no bar is shown, once in a process.
         clock: tells the time in seconds.
+        n_short: how many passes at the end take far less time than the others.
     """
 
     was_told = False  #: Whether this process was told that a run is long.
@@ -393,28 +397,54 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         title: str | None,
         warns: bool = False,
         clock: Callable[[], float] = time.perf_counter,
+        n_short: int = 0,
     ) -> None:
-        self._n_passes, self._n_done, self._clock = total, 0, clock
+        self._n_passes, self._n_short, self._title = total, n_short, title
         self._warns = warns and title is None
+        self._clock = clock
+        self._n_done, self._start = 0, clock()
         #: When the first batch was done, and its passes: it also does what is done only once.
         self._measured_from: tuple[float, int] | None = None
-        super().__init__(total=total, desc=title, unit="pass", disable=title is None)
+        # No time yet: a model's first pass may take far longer than those that follow.
+        described = None if title is None else f"{title}: {costs(total, 0)}"
+        # No second estimate: that of tqdm takes all passes for equally long.
+        shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
+        super().__init__(total=total, desc=described, disable=title is None, bar_format=shown)
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Count passes that are done."""
-        if self._warns and not type(self).was_told:
-            self._n_done += int(n or 0)
-            now = self._clock()
-            start, first = self._measured_from = self._measured_from or (now, self._n_done)
-            if now - start >= MEASURED_SECONDS and self._n_done > first:
-                self._warns = False
-                seconds = (now - start) / (self._n_done - first) * self._n_passes
-                if seconds > LONG_SECONDS:
-                    type(self).was_told = True
-                    warn_user(
-                        f"this will take a while: {counted(self._n_passes, 'pass', 'passes')}, "
-                        f"about {self.format_interval(seconds)}. Pass show_progress=True to watch "
-                        "it, and larger strides or fewer sizes for fewer passes. This is said once."
-                    )
+        """Count passes that are done, and tell what all of them cost as soon as that is known."""
+        self._n_done += int(n or 0)
+        now = self._clock()
+        start, first = self._measured_from = self._measured_from or (now, self._n_done)
+        if now - start >= MEASURED_SECONDS and self._n_done > first:
+            per_pass = (now - start) / (self._n_done - first)
+            n_long = max(0, self._n_passes - self._n_short - self._n_done)
+            seconds = now - self._start + per_pass * n_long
+            self.expect(seconds, refresh=False)
+            if self._warns and seconds > LONG_SECONDS and not type(self).was_told:
+                type(self).was_told = True
+                warn_user(
+                    f"this will take a while: {costs(self._n_passes, seconds)}. Pass "
+                    "show_progress=True to watch it, and larger strides or fewer sizes for fewer "
+                    "passes. This is said once."
+                )
+            self._warns = False
         shown: bool | None = super().update(n)
         return shown
+
+    def expect(self, seconds: float, refresh: bool = True) -> None:
+        """Tell how long all passes take."""
+        if self._title is not None:
+            said = costs(self._n_passes, seconds)
+            self.set_description_str(f"{self._title}: {said}: ", refresh)
+
+
+def costs(n_passes: int, seconds: float) -> str:
+    """What a run costs, in words: "1,760 passes, about 25 s"."""
+    passes = counted(n_passes, "pass", "passes")
+    if seconds < 1:
+        return passes
+    for unit, length in (("s", 1), ("min", 60)):
+        if seconds < 120 * length:
+            return f"{passes}, about {seconds / length:.0f} {unit}"
+    return f"{passes}, about {seconds / 3600:.0f} h"

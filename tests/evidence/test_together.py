@@ -245,19 +245,13 @@ def test_scores_that_are_not_finite_change_no_answer():
         assert (evidence.necessary(regions=[0, 1]) is not None) == is_found
 
 
-def test_passes_are_said_before_they_start(capsys):
+def test_passes_and_time_are_said_before_they_start(capsys):
     _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 7))
     evidence.sufficient(n=2, max_passes=50, show_progress=True)
     evidence.necessary(show_progress=True)
     evidence.as_game(1, regions=[8, 9], show_progress=True)([[0, 0], [0, 1]])
     said = capsys.readouterr().err
-    for words in (
-        "Sufficient parts, at most:",
-        "Necessary part, at most:",
-        "Game:",
-        "0/100 [",
-        "2/2",
-    ):
+    for words in ("parts, at most: 100 passes", "part, at most: 100 passes", "Game: 2 passes"):
         assert words in said
 
 

@@ -179,7 +179,7 @@ def test_the_bar_says_how_many_passes(capsys):
     TreePDA(make_classifier()).attribute(
         make_images(1, 3, 8, 9), target=0, n_evaluations=20, show_progress=True
     )
-    assert "/20 [" in capsys.readouterr().err
+    assert "Tree PDA: 20 passes" in capsys.readouterr().err
 
 
 def test_a_model_left_in_training_mode_is_told_once():

@@ -1,4 +1,4 @@
-"""The progress bar, and the warning of a long run that nobody watches."""
+"""What a run will cost is said in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from conftest import make_convolutional, make_images
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA
-from captum_pda.running.run import ProgressBar
+from captum_pda.running.run import ProgressBar, costs
 
 
 class Clock:
@@ -26,21 +26,40 @@ def not_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgressBar, "was_told", False)
 
 
-def test_the_bar_counts_passes_and_tells_the_time_that_is_left() -> None:
-    with ProgressBar(1760, "Efficient PDA") as bar:
+@pytest.mark.parametrize(
+    ("passes", "seconds", "words"),
+    [
+        (1, 0.2, "1 pass"),
+        (1760, 25.3, "1,760 passes, about 25 s"),
+        (500, 600, "500 passes, about 10 min"),
+        (10**6, 36000, "1,000,000 passes, about 10 h"),
+    ],
+)
+def test_costs_are_said_in_words(passes: int, seconds: float, words: str) -> None:
+    assert costs(passes, seconds) == words
+
+
+def test_the_bar_tells_the_time_once_it_was_measured() -> None:
+    clock = Clock()
+    with ProgressBar(1760, "Efficient PDA", clock=clock) as bar:
         bar.fp = io.StringIO()
-        bar.update(110)
-        assert str(bar).startswith("Efficient PDA:   6%")
-        assert "110/1760 [00:00<" in str(bar)
+        assert "Efficient PDA: 1,760 passes:" in str(bar)
+        clock.now += 9  # a first batch also does what is done only once
+        bar.update(10)
+        assert "about" not in str(bar)
+        clock.now += 2
+        bar.update(100)
+        assert "Efficient PDA: 1,760 passes, about 44 s" in str(bar)
+        assert str(bar).endswith("| 110/1760 [00:00]")  # and no other time
 
 
 def test_the_bar_and_the_evidence_count_the_same_passes(capsys) -> None:
     images = make_images(2, 3, 64, 64).float()
     pda = PDA(make_convolutional(), prior=ConstantPrior(0.0), output="raw", engine="dense")
     evidence = pda.evidence(images, effort="quick", show_progress=True)
-    count = re.search(r"PDA: .*/(\d+) \[", capsys.readouterr().err)
+    count = re.search(r"PDA: ([\d,]+) passes", capsys.readouterr().err)
     assert count is not None
-    assert str(evidence).endswith(f"  {int(count[1]):,} passes")
+    assert str(evidence).endswith(f"  {count[1]} passes")
 
 
 def test_a_long_run_that_nobody_watches_is_said_once() -> None:
@@ -54,7 +73,7 @@ def test_a_long_run_that_nobody_watches_is_said_once() -> None:
                     bar.update(10)
         assert len(caught) == expected
         if caught:
-            assert "1,000 passes, about 01:40" in str(caught[0].message)
+            assert "1,000 passes, about 100 s" in str(caught[0].message)
             assert "show_progress=True" in str(caught[0].message)
 
 
@@ -87,6 +106,6 @@ def test_attribute_warns_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) ->
     pda = EfficientPDA(slow, ConstantPrior(0.0), engine="dense")
     call = {"target": 1, "sliding_window_shapes": 4, "strides": 4, "perturbations_per_eval": 2}
     images = make_images(1, 3, 12, 12).float()
-    with pytest.warns(UserWarning, match="9 passes, about 01:30"):
+    with pytest.warns(UserWarning, match="9 passes, about 90 s"):
         pda.attribute(images, **call)
     pda.attribute(images, **call)  # it was said
