@@ -32,7 +32,7 @@ from captum_pda.engines import (
     PreparedEngine,
 )
 from captum_pda.engines.audit import audited, warn_of_disagreement
-from captum_pda.engines.protocol import Advance, audit_of
+from captum_pda.engines.protocol import Advance
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
 from captum_pda.fingerprints import weights_checksum
@@ -225,7 +225,8 @@ class Run:
                     ):
                         regions = numbers[finished + block.start]
                         self.known[number].put(example, regions, samples, explained.kind)
-        return audit_of(prepared)
+        audit: Audit = getattr(prepared, "audit", Audit)()
+        return audit
 
     def _run_shared(
         self,
