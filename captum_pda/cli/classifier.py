@@ -311,7 +311,7 @@ class Detector(nn.Module):
         for kind in kinds[order].tolist():
             name = labels[kind] if kind < len(labels) else f"class {kind}"
             count = kinds[order][: len(names)].eq(kind).sum()
-            names.append(f"{name} {count + 1}" if count else name)
+            names.append(f"{name} #{count + 1}" if count else name)
         return BoxMatch(self.model, found["boxes"][order], kinds[order]), tuple(names)
 
 

@@ -389,7 +389,10 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
         enough = [each for each in found if math.prod(each[1].space) >= MIN_PLACES]
         for layer, layout, values in (enough or found)[: -MAX_TESTED_MAPS - 1 : -1]:
             if _has_influence(layer, layout, values, call):
-                influential.append(LayerCall(call, layer))
+                try:
+                    influential.append(LayerCall(call, layer))
+                except ValueError:  # it is called once for each of several copies
+                    continue
                 if influential[-1].runs_rest_only:
                     return influential[-1]
                 if len(influential) == MAX_INFLUENTIAL_MAPS:

@@ -57,6 +57,20 @@ def test_a_module_that_is_called_twice_is_passed_over():
     assert found_in(Reused(first=nn.Conv2d(3, 4, 3), relu=nn.ReLU(), **head())) == "first"
 
 
+def test_a_module_that_is_called_once_for_each_row_is_passed_over():
+    """As the heads of detectors are, whose images may differ in size."""
+
+    class OneByOne(Named):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = [self.head(row[None]) for row in self.first(x)]
+            return torch.cat(rows)
+
+    per_row = nn.Sequential(nn.Conv2d(4, 4, 3), *head().values())
+    model = OneByOne(first=nn.Conv2d(3, 4, 3), head=per_row)
+    for images in (IMAGE, IMAGE.repeat(2, 1, 1, 1)):
+        assert found_in(model, images) == "first"
+
+
 def test_a_map_without_a_say_is_passed_over():
     class Unused(Named):
         def forward(self, x: Tensor) -> Tensor:
