@@ -37,7 +37,7 @@ from captum_pda.datasets.result_folder import (
     stored_record,
 )
 from captum_pda.evidence.strongest import StrongRegion
-from captum_pda.evidence.words import total_words
+from captum_pda.evidence.words import scale_words, total_words
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
 from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
@@ -183,6 +183,12 @@ def draw_picture(
     panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
     for panel, answer in zip(panels[1:], explanation.answers, strict=False):
         _draw_box(panel, answer)
+        if answer.test is not None:
+            panel.set_xlabel(textwrap.fill(str(answer.test), TITLE_WIDTH), fontsize="small")
+    if evidence is not None:
+        bar = figure.axes[-1]
+        words = textwrap.wrap(scale_words(evidence.parts), TITLE_WIDTH * min(len(titles), 3))
+        bar.set_xlabel("\n".join([bar.get_xlabel(), *words]), fontsize="small")
     return figure
 
 

@@ -86,8 +86,9 @@ class SelfTest:
 
     def _least(self) -> float:
         """The least change of the prediction that counts."""
-        whole = abs(float(self.hidden[0] - self.hidden[-1]))
-        return LEAST_GAIN * (self.prediction if self.measure.needs_probabilities else whole)
+        seen = torch.cat([self.hidden, self.shown])
+        spread = float(seen.max() - seen.min())
+        return LEAST_GAIN * (self.prediction if self.measure.needs_probabilities else spread)
 
     def at(self, share: float) -> tuple[float, float]:
         """P(c) with this share of the strongest pixels hidden, and with only them shown."""

@@ -102,6 +102,17 @@ def test_several_classes_from_one_pass(monkeypatch):
         )
 
 
+def test_the_picture_of_several_classes_has_their_tests_and_says_what_its_scale_is(monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        "captum_pda.cli.results.write_figure", lambda _, one, __: figures.append(one)
+    )
+    assert run("cat.png", "--method", "efficient", "--classes", "2", "--quiet") == 0
+    labels = [" ".join(axes.get_xlabel().split()) for axes in figures[0].axes]
+    assert sum("with only these" in label for label in labels) == 2
+    assert "without each region" in labels[-1]
+
+
 def test_contrast_alone():
     assert run("cat.png", "--contrast", "dog", "cat", *QUICK) == 0
     with np.load("cat.png_evidence.npz") as file:

@@ -11,7 +11,7 @@ from torch import nn
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, GaussianPatchPrior
 from captum_pda.evidence.self_test import SHARES, SelfTest, hidden_copies
-from captum_pda.model.measures import WeightOfEvidence
+from captum_pda.model.measures import RawDifference, WeightOfEvidence
 
 
 class OnePatch(nn.Module):
@@ -73,6 +73,16 @@ def test_a_map_passes_only_if_hiding_its_strongest_pixels_lowers_the_answer(hidd
     test = SelfTest(torch.linspace(0, 1, 5), torch.tensor(hidden), shown, WeightOfEvidence())
     assert (test.passed, test.share) == (passed, share)
     assert ("does not explain" in str(test)) != passed
+
+
+def test_a_raw_output_that_is_the_same_with_nothing_seen_needs_a_gain_too():
+    """Of a box, say, that a detector finds in the blurred photo as well."""
+    shares = torch.linspace(0, 1, 21)
+    hidden = torch.ones(21)
+    hidden[-2] = 0  # without the strongest 95%
+    test = SelfTest(shares, hidden, torch.ones(21), RawDifference())
+    assert 0 < test.gain < 0.1
+    assert not test.passed
 
 
 def test_the_curves_are_those_of_copies_made_by_hand():
