@@ -64,6 +64,7 @@ class StrongRegion:
         measure: what evidence is measured in.
         tied: whether the next region of the list is about as strong, so that the two might change
             places with other superpixels, or in a JPEG of the same photo.
+        second: ``seen`` and ``changed`` of the output that it is contrasted with, if any.
         number, regions: its number among the regions of its size, and all of these.
 
     Example::
@@ -81,6 +82,7 @@ class StrongRegion:
     uncertain: bool
     measure: Measure
     tied: bool = False
+    second: tuple[float, Mapping[str, float]] | None = None
     number: int = -1
     regions: Regions | None = None
 
@@ -118,8 +120,15 @@ class StrongRegion:
 
     def answers(self) -> list[str]:
         """Each question about the region with its answer, as every list shows them."""
+        outputs = [(self.seen, self.changed), *([self.second] if self.second else [])]
         found = [
-            words.answer(context, value, self.seen, self.changed[context], self.measure)
+            words.answer(
+                context,
+                value,
+                [seen for seen, _ in outputs],
+                [changed[context] for _, changed in outputs],
+                self.measure,
+            )
             for context, value in self.evidence.items()
         ]
         doubt = words.UNCERTAIN if self.uncertain else words.TIED if self.tied else None
@@ -184,8 +193,8 @@ def strongest_regions(
         expected = np.abs(means_inside(regions, example, mean_map)[1])
         carried = said >= OWN_SHARE * expected
         sizes.append(Size(regions, numbers, means, np.where(carried, said, 0), carried))
-    prediction = evidence.outputs.prediction(target)
-    seen = float(prediction(evidence.scores.unsqueeze(1))[example, 0])
+    outputs = [target, *([] if rather_than is None else [rather_than])]
+    predictions = [evidence.outputs.prediction(one) for one in outputs]
     least = least_answer(evidence.measure)
 
     def parts_with(chosen: Chosen) -> list[int]:
@@ -203,18 +212,23 @@ def strongest_regions(
             each = np.array([one[chosen.pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
             gap = abs(chosen.value) - (abs(following.value) if following else 0)
+            (seen, changed), *second = (
+                (
+                    float(one(evidence.scores.unsqueeze(1))[example, 0]),
+                    {parts[k].context: float(one(parts[k].scores)[example, number]) for k in own},
+                )
+                for one in predictions
+            )
             yield StrongRegion(
                 chosen.pixels,
                 chosen.value,
                 seen,
                 said,
-                {
-                    parts[k].context: float(prediction(parts[k].scores)[example, number])
-                    for k in own
-                },
+                changed,
                 bool(disagree or not chosen.size.carried[chosen.row]),
                 evidence.measure,
                 gap < CLOSE_SHARE * abs(chosen.value),
+                second[0] if second else None,
                 number,
                 chosen.size.regions,
             )

@@ -81,11 +81,11 @@ def with_unit(value: float, measure: Measure) -> str:
 
 
 def answer(
-    context: str, value: float, seen: float | None, changed: float | None, measure: Measure
+    context: str, value: float, seen: Sequence[float], changed: Sequence[float], measure: Measure
 ) -> str:
     """The answer to the question of a context about one region: its evidence, and the predictions
-    before it was changed and after, where they are told."""
-    said = ["" if one is None else measure.in_words(one) for one in (seen, changed)]
+    before it was changed and after, of one output or of two that are contrasted."""
+    said = [" : ".join(map(measure.in_words, several)) for several in (seen, changed)]
     return CONTEXTS[context].answer.format(
         seen=said[0],
         changed=said[1],

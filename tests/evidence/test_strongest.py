@@ -126,6 +126,21 @@ def test_regions_are_listed_that_were_asked_by_themselves():
     assert any(checked(evidence.in_context("random"), 2))
 
 
+def test_a_contrast_has_the_predictions_of_both_outputs_beside_its_bits():
+    """Their ratio changes by these bits; that of the first alone would change by others."""
+    evidence = PDA(sharp_network(0, 30.0), engine="dense").evidence(
+        make_images(1, 3, 40, 40).float()
+    )
+    kinds = strongest_regions(evidence, 1, rather_than=2)
+    assert any(kinds)
+    for region in (one for kind in kinds for one in kind if one.lost is not None):
+        (seen, changed), (other, others) = (region.seen, region.changed), region.second
+        before, after = seen / other, changed["full"] / others["full"]
+        assert np.log2(before / after) == pytest.approx(region.lost, rel=1e-3, abs=1e-4)
+        said = region.measure.in_words
+        assert f"{said(seen)} : {said(other)} -> {said(changed['full'])} :" in str(region)
+
+
 def test_places_of_a_feature_map_are_the_pixels_that_they_cover():
     image = make_images(1, 3, 24, 24).float()
     evidence = PDA(make_convolutional()).evidence(image)

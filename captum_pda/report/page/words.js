@@ -24,23 +24,21 @@ function withUnit(words, { unit }) {
 }
 
 // The answer to one question about a region, as StrongRegion.answers has it.
-function answerWords({ context, value, first }, { measure, words }) {
-  const [seen, changed] = first.map((one) => predictionWords(one, measure));
+function answerWords({ context, value, first, second }, { measure, words }) {
+  const [seen, changed] = [0, 1].map((place) =>
+    (second ? [first, second] : [first]).map((one) => predictionWords(one[place], measure)).join(" : "),
+  );
   const [added, change] = [value, -value].map((one) => withUnit(signedWords(one, measure.unit), measure));
   return filled(words.contexts[context].answer, { seen, changed, value: added, change });
 }
 
-// The same, with what a close look adds: the sampling error, and the other class.
+// The same, with what a close look adds: the sampling error.
 function closeWords(view, told) {
   const { measure } = view;
   return told.parts.flatMap((part) => {
     if (!Number.isFinite(part.value)) return [];
-    const { question, answer } = view.header.words.contexts[part.context];
+    const { question } = view.header.words.contexts[part.context];
     const words = [answerWords(part, view.header)];
-    if (part.second && answer.includes("{seen}")) {
-      const [seen, changed] = part.second.map((one) => predictionWords(one, measure));
-      words.push(`${question}, ${isolated(view.otherName)}: ${seen} -> ${changed}`);
-    }
     if (part.error !== null) {
       words.push(`${question}, standard error: ${withUnit(general(part.error, 2), measure)}`);
     }
