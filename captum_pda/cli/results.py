@@ -40,12 +40,16 @@ from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import scale_words, total_words
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
-from captum_pda.visualization import visualize_evidence_multiple, visualize_explanation
+from captum_pda.visualization import (
+    drawing,
+    visualize_evidence_multiple,
+    visualize_explanation,
+)
 from captum_pda.visualization.regions import regions_in_words
 
 MAX_COLUMNS = 4
-#: Letters that fit above a panel.
-TITLE_WIDTH = 30
+#: Letters that fit above a panel, and the height of a line below one.
+TITLE_WIDTH, LINE_INCHES = 30, 0.17
 
 
 class PhotoWriter:
@@ -150,7 +154,6 @@ def draw_picture(
     for answer in explanation.answers:
         lines = answer.name.replace(" rather than ", "\nrather than ").splitlines()
         lines.append(predictions_in_words(answer, explanation, " : "))
-        lines += [explanation.method] if others else []
         titles.append("\n".join(textwrap.fill(line, TITLE_WIDTH) for line in lines))
     if is_volume or not others:
         target, rather_than = (*first.classes, None)[:2]
@@ -170,25 +173,29 @@ def draw_picture(
             _draw_box(panel, first)
         return figure
     n_panels = len(titles) + 1
+    n_rows = math.ceil(n_panels / MAX_COLUMNS)
     figure, axes = visualize_evidence_multiple(
         [answer.bits for answer in explanation.answers],
         explanation.image,
         titles=titles,
         image_title="the photo as the model sees it",
         measure=explanation.measure,
-        n_columns=math.ceil(n_panels / math.ceil(n_panels / MAX_COLUMNS)),
+        n_columns=math.ceil(n_panels / n_rows),
         **colours,
         use_pyplot=False,
     )
     panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
-    for panel, answer in zip(panels[1:], explanation.answers, strict=False):
+    tests = ["" if one.test is None else str(one.test) for one in explanation.answers]
+    below = [textwrap.wrap(test, TITLE_WIDTH) for test in tests]
+    for panel, answer, test in zip(panels[1:], explanation.answers, below, strict=True):
         _draw_box(panel, answer)
-        if answer.test is not None:
-            panel.set_xlabel(textwrap.fill(str(answer.test), TITLE_WIDTH), fontsize="small")
-    if evidence is not None:
-        bar = figure.axes[-1]
-        words = textwrap.wrap(scale_words(evidence.parts), TITLE_WIDTH * min(len(titles), 3))
-        bar.set_xlabel("\n".join([bar.get_xlabel(), *words]), fontsize="small")
+        panel.set_xlabel("\n".join(test), fontsize="small")
+    bar = figure.axes[-1]
+    words = [scale_words(evidence.parts), explanation.method]
+    words = drawing.wrapped(words, 2 * TITLE_WIDTH)
+    bar.set_xlabel("\n".join([bar.get_xlabel(), *words]), fontsize="small")
+    n_lines = n_rows * max(map(len, below)) + len(words)
+    figure.set_figheight(figure.get_figheight() + LINE_INCHES * n_lines)
     return figure
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,9 @@ def test_the_picture_of_several_classes_has_their_tests_and_says_what_its_scale_
     labels = [" ".join(axes.get_xlabel().split()) for axes in figures[0].axes]
     assert sum("with only these" in label for label in labels) == 2
     assert "without each region" in labels[-1]
+    figures[0].draw_without_rendering()
+    titles = [axes.title.get_window_extent() for axes in figures[0].axes[:3]]
+    assert all(one.x1 < other.x0 for one, other in pairwise(titles))
 
 
 def test_contrast_alone():

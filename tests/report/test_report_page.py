@@ -115,8 +115,9 @@ def test_a_pair_is_told_with_both_classes(page, evidence):
     page.select_option("#other", index=2)  # behind "any other class" and the most probable one
     point(page, 7, 20)
     shown = told(page)
-    assert len(shown) == 3
-    assert LABELS[second] in shown[1]
+    assert len(shown) == 2
+    seen = torch.sigmoid(evidence.scores[0, [top, second]]).tolist()
+    assert " : ".join(evidence.measure.in_words(one) for one in seen) in shown[0]
     speak_for, _ = strongest_regions(evidence, top, 3, second)
     rows = page.locator("#for-rows li").all()
     for row, region in zip(rows, speak_for, strict=True):
