@@ -541,7 +541,8 @@ class WindowEvidence:
         Only these regions are seen, in the input with nothing else seen. The regions are taken in
         the order of the map until the answer is kept, and those that are not needed are left out.
         A part is minimal: without any single region of it the answer is not kept. That there is
-        no smaller part is not proven. Further parts have no region of an earlier one.
+        no smaller part is not proven. Further parts have no region of an earlier one. An answer
+        that is kept with nothing seen has one part, of no regions.
 
         Args:
             target: the class; without one, the class that is first.

@@ -180,13 +180,14 @@ def coalitions_of(
                 f"regions={regions!r} must be how many of the strongest, the numbers of some, or "
                 "the pixels of each as an array of booleans, (regions, *space)"
             )
-        candidates = list(dict.fromkeys(given.tolist()))
-        n = len(candidates)
-        if unknown := sorted(set(candidates) - set(numbers.tolist())):
+        named = list(dict.fromkeys(given.tolist()))
+        if unknown := sorted(set(named) - set(numbers.tolist())):
             raise ValueError(
                 f"regions holds {unknown[:5]}; the example has the regions {numbers.min()} to "
                 f"{numbers.max()} of {size.title}"
             )
+        pixels = np.stack([pixels_of(size, number, one, space) for one in named])
+        return Coalitions(evidence, number, named, pixels)
     chosen: dict[int, Pixels] = {}
     taken = np.zeros(space, dtype=np.bool_)
     # Some regions do not overlap. All of them cover the input; of windows, as few as do so.
@@ -417,20 +418,21 @@ class DecidingPart:
 
 def minimal_part(
     order: list[int], reaches: Callable[[list[int]], bool], max_asked: int
-) -> tuple[list[int], bool, int]:
+) -> tuple[list[int] | None, bool, int]:
     """The first places of an order that reach a goal, without those that are not needed: at first
     many are left out at once, then one by one. Also whether leaving out any one of them was asked
-    and misses the goal, and how often was asked; no places if the goal was not reached."""
+    and misses the goal, and how often was asked; None if the goal was not reached."""
     needed: set[int] = set()  # of the places as they are now
-    chosen: list[int] = []
-    n_asked = 0
-    for count in sorted({min(len(order), round(1.4**k)) for k in range(24)}):
-        n_asked += 1
+    for n_asked, count in enumerate(
+        sorted({0, *(min(len(order), round(1.4**k)) for k in range(24))}), start=1
+    ):
         if n_asked > max_asked:
-            return [], False, max_asked
+            return None, False, max_asked
         if reaches(order[:count]):
             chosen = order[:count]
             break
+    else:
+        return None, False, n_asked
     at_once = max(1, len(chosen) // 2)
     while len(chosen) > max(1, len(needed)):
         if n_asked == max_asked:
@@ -548,14 +550,14 @@ def deciding_parts(
                 chosen, minimal, n_asked = minimal_part(
                     left, lambda some: goal(scores(some)), max_passes
                 )
-                if not chosen:
+                if chosen is None:
                     break
                 after = scores(chosen)  # which is known already
                 first = first_class(evidence, after)
                 parts.append(
                     DecidingPart(
                         numbers=tuple(game.numbers[place] for place in chosen),
-                        pixels=np.logical_or.reduce(game.pixels[chosen]),
+                        pixels=game.pixels[chosen].any(axis=0),
                         n_regions=len(game),
                         alone=alone,
                         target=own,
@@ -568,7 +570,9 @@ def deciding_parts(
                         in_words=measure.in_words,
                     )
                 )
-                left = [one for one in left if not (game.pixels[one] & parts[-1].pixels).any()]
+                # Nothing more to find where the answer is kept with nothing seen.
+                taken = parts[-1].pixels
+                left = [one for one in left if chosen and not (game.pixels[one] & taken).any()]
         except BaseException as error:
             attach_result(error, parts)
             raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -93,7 +91,8 @@ class OwenTree:
         tree: the binary tree of regions.
         nothing: the measured value with nothing seen, such as log2 odds.
         everything: the same with everything seen.
-        values: the Owen value of each node, (nodes,); NaN for nodes that were not reached.
+        values: the Owen value of each node, (nodes,), which is the sum of the map inside it: those
+            of two halves add up to that of the whole. NaN for nodes that were not reached.
         interactions: of the two children of each node, the mean over its contexts, (nodes,); NaN
             for nodes that were not split.
         weights: the share of its contexts in which each node was split, (nodes,).
@@ -292,15 +291,23 @@ class TreePDA(PerturbationPDA):
 
 
 class _Part(NamedTuple):
-    """A node in one context, in the order of a queue: those with the most evidence first."""
+    """A node in one context."""
 
-    order: float
-    number: int  #: So that the first comes first among equals.
     node: int
     seen: Pixels  #: The leaves that are seen beside it.
     without: float  #: The measured value without it, and with it.
     whole: float
     weight: float  #: The share of this context among all.
+
+    @property
+    def value(self) -> float:
+        """What it adds to the Owen value of its node."""
+        return self.weight * (self.whole - self.without)
+
+    @property
+    def order(self) -> float:
+        """Its place in the queue: those with the most evidence first."""
+        return -abs(self.value) if np.isfinite(self.value) else 0.0
 
 
 def refine(
@@ -312,57 +319,46 @@ def refine(
 ) -> None:
     """Split the parts with the most evidence, until the passes are used up. ``ask`` gives the
     measured values with only some leaves seen; ``found`` gets what is known, even when stopped."""
-    values, interactions = np.full(len(tree), np.nan), np.full(len(tree), np.nan)
-    weights = np.zeros(len(tree))
-    queue: list[_Part] = []
-    count = itertools.count()
-
-    def push(node: int, seen: Pixels, without: float, whole: float, weight: float) -> None:
-        value = weight * (whole - without)
-        values[node] = value + np.nan_to_num(values[node])
-        order = -abs(value) if np.isfinite(value) else 0.0
-        heapq.heappush(queue, _Part(order, next(count), node, seen, without, whole, weight))
-
-    nobody = np.zeros(tree.n_leaves, dtype=np.bool_)
+    interactions, weights = np.full(len(tree), np.nan), np.zeros(len(tree))
+    nobody, members = np.zeros(tree.n_leaves, dtype=np.bool_), tree.members
     nothing, everything = ask([nobody, ~nobody])
     n_asked = 2
-    push(tree.root, nobody, nothing, everything, 1.0)
-    leaves: list[_Part] = []
-    splits: list[tuple[_Part, int, int]] = []
+    # At any moment, these parts have all evidence together.
+    parts = [_Part(tree.root, nobody, nothing, everything, 1.0)]
     try:
         while True:
-            at_once = min(SPLITS_AT_ONCE, (n_evaluations - n_asked) // 2)
-            while queue and len(splits) < at_once:
-                part = heapq.heappop(queue)
-                children = tree.children(part.node)
-                if children is None:
-                    leaves.append(part)
-                else:
-                    splits.append((part, *children))
+            queue = [(part, both) for part in parts if (both := tree.children(part.node))]
+            queue.sort(key=lambda one: one[0].order)
+            splits = queue[: min(SPLITS_AT_ONCE, (n_evaluations - n_asked) // 2)]
             if not splits:
                 return
-            members = tree.members
-            answers = iter(ask([p.seen | members[c] for p, *both in splits for c in both]))
+            answers = iter(ask([part.seen | members[c] for part, both in splits for c in both]))
             n_asked += 2 * len(splits)
-            for (_, _, node, seen, without, whole, weight), one, other in splits:
+            new = []
+            for (node, seen, without, whole, weight), (one, other) in splits:
                 with_one, with_other = next(answers), next(answers)
-                push(one, seen, without, with_one, weight / 2)
-                push(one, seen | members[other], with_other, whole, weight / 2)
-                push(other, seen, without, with_other, weight / 2)
-                push(other, seen | members[one], with_one, whole, weight / 2)
+                new += [
+                    _Part(one, seen, without, with_one, weight / 2),
+                    _Part(one, seen | members[other], with_other, whole, weight / 2),
+                    _Part(other, seen, without, with_other, weight / 2),
+                    _Part(other, seen | members[one], with_one, whole, weight / 2),
+                ]
                 interaction = with_one + with_other - without - whole
                 known = weights[node] * np.nan_to_num(interactions[node])
                 weights[node] += weight
                 interactions[node] = (known + weight * interaction) / weights[node]
-            splits = []
+            done = {id(part) for part, _ in splits}
+            parts = [part for part in parts if id(part) not in done] + new
     finally:
         # What was not split is spread evenly over its pixels.
         areas = np.bincount(tree.leaves.reshape(-1), minlength=tree.n_leaves)
-        per_pixel = np.zeros(tree.n_leaves)
-        for part in [*leaves, *queue, *(part for part, *_ in splits)]:
-            inside = tree.members[part.node]
-            per_pixel[inside] += part.weight * (part.whole - part.without) / areas[inside].sum()
-        results = values, interactions, weights, per_pixel[tree.leaves]
+        bits, is_known = np.zeros(tree.n_leaves), weights > 0
+        for part in parts:
+            inside = members[part.node]
+            bits[inside] += part.value * areas[inside] / areas[inside].sum()
+            is_known[part.node] = True
+        values = np.where(is_known, members @ bits, np.nan)
+        results = values, interactions, weights, (bits / areas)[tree.leaves]
         found.append(OwenTree(tree, nothing, everything, *results, n_asked, unit))
 
 

@@ -103,6 +103,16 @@ def test_they_take_one_pass_for_each_region_and_pair_and_do_not_overlap():
     assert model.rows - before <= 15 + 3
 
 
+def test_regions_that_are_named_are_asked_even_where_they_overlap():
+    image = make_images(1, 3, 16, 16)
+    evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4, strides=2)
+    found = evidence.coalitions(1, regions=[9, 1, 0])
+    assert found.numbers == (9, 1, 0)
+    assert found.pixels.sum(axis=0).max() > 1
+    hidden = found.ask(np.eye(3, dtype=bool))
+    torch.testing.assert_close(hidden, evidence.parts[0].scores[0, [9, 1, 0]])
+
+
 def test_standard_errors_are_those_of_many_repetitions():
     image, model = make_images(1, 3, 8, 9), make_classifier()
 
@@ -189,6 +199,23 @@ def test_sufficient_parts_are_minimal_and_disjoint():
         assert part.share == pytest.approx(3 / 16)
         assert "only 3 of 16 regions" in str(part)
         assert "still first" in str(part)
+
+
+def test_an_answer_that_is_kept_with_nothing_seen_needs_no_region():
+    def leaning(tiles):
+        return one_against_zero(2 - 4 * tiles[:, 0])
+
+    _, evidence = tile_evidence(leaning, bright(3, 5))
+    (part,) = evidence.sufficient()
+    assert part.numbers == ()
+    assert not part.pixels.any()
+    assert part.minimal
+    assert "only 0 of 16 regions" in str(part)
+    assert part.prediction == pytest.approx(1 / (1 + np.exp(-2)))
+    # With a bound, only what nothing seen does not reach.
+    _, evidence = tile_evidence(majority, bright(0, 1, 2, 3))
+    assert evidence.sufficient(1, at_least=0.0)[0].numbers == ()
+    assert len(evidence.sufficient(1, at_least=0.5)[0].numbers) == 3
 
 
 def test_bounds_expected_classes_and_few_passes():

@@ -61,6 +61,19 @@ def test_the_map_adds_up_to_the_total_whatever_the_passes(n_evaluations, output)
         assert tree.n_evaluations <= n_evaluations or n_evaluations == 2
 
 
+def test_the_values_of_two_halves_add_up_to_that_of_the_whole_at_every_split():
+    image, pda = make_images(1, 3, 8, 9), TreePDA(make_classifier())
+    for n_evaluations in range(1, 51):
+        tree = pda.tree(image, target=1, n_evaluations=n_evaluations, feature_mask=TILES)
+        assert tree.values[tree.tree.root] == pytest.approx(tree.total, abs=1e-9)
+        for node in np.flatnonzero(tree.weights):
+            halves = tree.values[list(tree.tree.children(node))]
+            assert halves.sum() == pytest.approx(tree.values[node], abs=1e-9)
+        for split in tree.splits():
+            inside = [tree.map[pixels].sum() for pixels in split.pixels]
+            assert split.values == pytest.approx(inside, abs=1e-9)
+
+
 def test_no_more_passes_than_were_given():
     model = Counting(make_classifier())
     TreePDA(model).attribute(make_images(1, 3, 24, 24), target=1, n_evaluations=60)
