@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from torch import Tensor
 
 
 class NotFittedError(ValueError):
@@ -37,9 +41,22 @@ class NonFiniteOutputError(ValueError):
 
 def attach_result(error: BaseException, result: object) -> None:
     """Let whatever stopped a run carry what was finished by then, as its ``result``."""
+    note = "what was finished by then is in this exception's .result"
     error.result = result  # type: ignore[attr-defined]
-    if sys.version_info >= (3, 11):
-        error.add_note("what was finished by then is in this exception's .result")
+    if sys.version_info >= (3, 11) and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+@contextmanager
+def result_read_by(read: Callable[[Tensor], object]) -> Iterator[None]:
+    """Let whatever stops the block carry what ``read`` makes of the scores that it carries."""
+    try:
+        yield
+    except BaseException as error:
+        known = getattr(error, "result", None)
+        if isinstance(known, Tensor):
+            attach_result(error, read(known))
+        raise
 
 
 #: Packages and modules whose lines are not the user's own; the last carries out ``no_grad``.

@@ -32,6 +32,8 @@ NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
 #: Packages whose classes and functions are known by the versions stored with every result.
 LIBRARIES = {"captum_pda", "captum", "torch", "numpy", "typing_extensions"}
 LIBRARIES |= set(sys.stdlib_module_names) - {"__main__"}
+#: How many weights are multiplied with their places at once.
+WEIGHTS_AT_ONCE = 2**22
 
 
 def fingerprint(value: Any) -> str:
@@ -70,16 +72,21 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def weights_checksum(modules: Iterable[nn.Module]) -> str:
-    """A text that differs where the weights of modules differ: a hash of the sums of their bits,
-    which are computed on their own device."""
+    """A text that differs where the weights of modules differ: a hash of the sums of their bits
+    times their places, which are computed on their own device."""
     sums = []
     for module in modules:
         for values in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
             if values.layout is torch.strided and not values.is_meta and not values.is_quantized:
                 real = torch.view_as_real(values) if values.is_complex() else values
                 integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-                bits = real.detach().view(integers[real.element_size()])
-                sums.append((tuple(values.shape), values.dtype, int(bits.sum())))
+                bits = real.detach().reshape(-1).view(integers[real.element_size()])
+                # In blocks, since the products take more memory than the weights.
+                total = torch.zeros((), dtype=torch.int64, device=bits.device)
+                for number, block in enumerate(torch.split(bits, WEIGHTS_AT_ONCE), start=1):
+                    places = 2 * torch.arange(len(block), device=bits.device) + 1
+                    total += number * (block * places).sum()
+                sums.append((tuple(values.shape), values.dtype, int(total)))
     return fingerprint(sums)
 
 

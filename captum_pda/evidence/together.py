@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from captum_pda._captum import TargetType
-from captum_pda.errors import attach_result
+from captum_pda.errors import attach_result, result_read_by
 from captum_pda.evidence.strongest import (
     REGION_SHARE,
     Pixels,
@@ -75,7 +76,8 @@ class Coalitions:
                 pastes what is seen into the input with nothing seen.
             progress: the title of a progress bar; None shows none.
         """
-        return self.kind.average(self.ask_samples(hidden, context, progress))
+        with result_read_by(self.kind.average):
+            return self.kind.average(self.ask_samples(hidden, context, progress))
 
     def ask_samples(
         self, hidden: Any, context: str = "full", progress: ProgressBar | str | None = None
@@ -86,7 +88,8 @@ class Coalitions:
 
     def only(self, seen: Any, progress: ProgressBar | str | None = None) -> Tensor:
         """The scores with some regions (K, R) seen and nothing else, (K, columns)."""
-        return self.asker.hidden(self.example, ~self._union(seen), "empty", None, progress)[0]
+        with result_read_by(itemgetter(0)):
+            return self.asker.hidden(self.example, ~self._union(seen), "empty", None, progress)[0]
 
     def values(self, scores: Tensor, target: TargetType) -> Tensor:
         """What is measured of ``target``, such as its log2 odds, of scores (..., columns)."""
@@ -107,13 +110,8 @@ class Coalitions:
         first, second = np.triu_indices(len(self), 1)
         title = f"Interactions of {len(self)} regions" if show_progress else None
         hidden = np.concatenate([each, each[first] | each[second]])
-        try:
+        with result_read_by(lambda samples: Interactions(self, samples, target)):
             return Interactions(self, self.ask_samples(hidden, progress=title), target)
-        except BaseException as error:
-            known = getattr(error, "result", None)
-            if isinstance(known, Tensor):
-                error.result = Interactions(self, known, target)  # type: ignore[attr-defined]
-            raise
 
     @property
     def seen(self) -> Tensor:
@@ -557,7 +555,7 @@ def deciding_parts(
                 parts.append(
                     DecidingPart(
                         numbers=tuple(game.numbers[place] for place in chosen),
-                        pixels=game.pixels[chosen].any(axis=0),
+                        pixels=np.asarray(game.pixels[chosen].any(axis=0)),
                         n_regions=len(game),
                         alone=alone,
                         target=own,
@@ -620,11 +618,14 @@ class RegionGame:
         return self.coalitions.pixels
 
     def __call__(self, coalitions: Any) -> npt.NDArray[np.float64]:
-        present = np.atleast_2d(np.asarray(coalitions))
-        if self.context == "empty":
-            scores = self.coalitions.only(present, self.progress)
-        else:
-            scores = self.coalitions.ask(1 - present.astype(np.float32), progress=self.progress)
+        present, game = np.atleast_2d(np.asarray(coalitions)), self.coalitions
+        with result_read_by(self._values):
+            if self.context == "empty":
+                return self._values(game.only(present, self.progress))
+            hidden = 1 - present.astype(np.float32)
+            return self._values(game.ask(hidden, progress=self.progress))
+
+    def _values(self, scores: Tensor) -> npt.NDArray[np.float64]:
         values = self.coalitions.values(scores, self.target)
         return np.asarray(values.cpu(), dtype=np.float64)
 

@@ -230,7 +230,7 @@ class TreePDA(PerturbationPDA):
         inputs = given["inputs"]
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
-        found: OwenTree = self._grow(given, lambda call, trees: trees[0])
+        found: OwenTree = self._grow(given, lambda call, trees: trees[0] if trees else None)
         return found
 
     def _grow(
@@ -284,7 +284,7 @@ class TreePDA(PerturbationPDA):
                                 None,
                             )
             except BaseException as error:
-                if trees:
+                if trees or hasattr(error, "result"):
                     attach_result(error, result(call, trees))
                 raise
         return result(call, trees)

@@ -239,6 +239,8 @@ def explain_differently(rank: int, what: str) -> Tensor:
             model[0].weight.view(-1)[3] += rank * 1e-4
     if what == "buffer":
         model.register_buffer("unused", torch.full((3,), float(rank)))
+    if what == "permuted":
+        model.register_buffer("unused", torch.arange(3.0).roll(rank))
     models = {
         "function": lambda x: model(x),
         "method": model.forward,
@@ -268,7 +270,7 @@ def explain_differently(rank: int, what: str) -> Tensor:
         ("inputs", "different inputs"),
         ("strides", "different arguments"),
         *((what, "different weights") for what in ("module", "function", "method", "object")),
-        *((what, "different weights") for what in ("partial", "buffer")),
+        *((what, "different weights") for what in ("partial", "buffer", "permuted")),
         *((what, "different priors") for what in ("value", "fit", "own")),
         ("outputs", "different outputs"),
         ("measure", "different arguments"),

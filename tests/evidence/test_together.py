@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import make_classifier, make_images
+from conftest import Counting, make_classifier, make_images
 from torch import nn
 
 from captum_pda import PDA, ConstantPrior, EfficientPDA, LayerPDA, SampledPDA
@@ -160,6 +160,31 @@ def test_what_was_asked_is_kept_when_interactions_are_interrupted():
     known = values.isfinite()
     assert 0 < int(known.sum()) < 16
     torch.testing.assert_close(values[known], expected[known])
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda evidence: evidence.coalitions(1, regions=4).only,
+        lambda evidence: evidence.coalitions(1, regions=4).ask,
+        lambda evidence: evidence.as_game(1, regions=4, context="empty"),
+        lambda evidence: evidence.as_game(1, regions=4),
+    ],
+)
+def test_an_interruption_carries_what_would_have_been_returned(question):
+    model = Counting(make_classifier())
+    evidence = EfficientPDA(model).evidence(
+        make_images(1, 3, 8, 9), feature_mask=TILES, perturbations_per_eval=2
+    )
+    asked, sets = question(evidence), np.eye(4, dtype=bool)
+    model.stop_after = model.rows + 2
+    with pytest.raises(KeyboardInterrupt) as caught:
+        asked(sets)
+    model.stop_after = None
+    known, expected = torch.as_tensor(caught.value.result), torch.as_tensor(asked(sets))
+    assert known.shape == expected.shape
+    assert known.isfinite().any()
+    torch.testing.assert_close(known[known.isfinite()], expected[known.isfinite()])
 
 
 # Parts

@@ -139,6 +139,12 @@ def test_an_interrupted_run_has_a_map_that_adds_up():
     with pytest.raises(KeyboardInterrupt) as caught:
         pda.tree(image, target=1, n_evaluations=100)
     assert 2 < caught.value.result.n_evaluations < 100
+    # In the first passes no part is known.
+    model.stop_after = model.rows + 4
+    with pytest.raises(KeyboardInterrupt) as caught:
+        pda.attribute(image, target=1, n_evaluations=100, perturbations_per_eval=1)
+    assert caught.value.result.shape == image.shape
+    assert caught.value.result.isnan().all()
 
 
 def test_neighbours_of_one_colour_merge_first():
