@@ -172,6 +172,11 @@ class PhotoExplainer:
             scores = ExplainedOutputs.all_of(kind, outputs).scores(outputs)[0]
         predictions = measure.prediction(scores)
         named, pair, expected = named_classes(options, labels)
+        if expected is not None and not kind.has_probabilities:
+            raise UsageError(
+                f"--expected names the class that is to become first, and of {kind.name} outputs "
+                "none is; leave it out, or give another --output-kind"
+            )
         if named is None:
             n_top = options.classes or (0 if pair else 1)
             named = predictions.topk(min(n_top, len(predictions))).indices.tolist()
@@ -188,10 +193,11 @@ class PhotoExplainer:
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""
         labels, top, shown = self.classifier.labels, evidence.top(), self.show_progress
-        if expected == top:
+        is_single = len(labels) == 1  # a yes-or-no question, whose answer is yes from 50% on
+        if expected == top and (not is_single or evidence.scores[0, top] >= 0):
             return (f"{labels[expected]} is the answer already; no region needs to be hidden",)
         enough = evidence.sufficient(top, n=1, show_progress=shown)
-        needed = evidence.necessary(top, expected, show_progress=shown)
+        needed = evidence.necessary(top, None if is_single else expected, show_progress=shown)
         failed = f"hiding regions did not make {labels[expected]} the answer"
         found = [part.described(labels) for part in enough]
         return (*found, failed if needed is None else needed.described(labels))

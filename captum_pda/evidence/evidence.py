@@ -571,7 +571,7 @@ class WindowEvidence:
         """Few regions whose removal changes the answer, and to which class.
 
         They are replaced by what the prior expects given all that is seen. The part is found and
-        minimal as in ``sufficient``; None if the answer did not change.
+        minimal as in ``sufficient``; None if no set of regions that was asked changed the answer.
 
         Args:
             target: the class; without one, the class that is first.

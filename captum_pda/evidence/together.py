@@ -351,9 +351,9 @@ class DecidingPart:
     """Some regions that keep an answer by themselves, or whose removal changes it.
 
     Args:
-        numbers: the numbers of the regions.
+        numbers: the numbers of the regions, among the ``n_regions`` that were searched.
         pixels: which pixels they have, (*space).
-        n_regions: of how many regions in all.
+        n_regions: of how many regions in all, by default those of about a 60th of the input.
         alone: whether only these are seen; otherwise they are hidden, and all else is seen.
         target: the class that was asked about, its flat number.
         seen: P(target) with everything seen, or the raw output.
@@ -392,8 +392,9 @@ class DecidingPart:
 
     def described(self, names: Sequence[str] | None = None) -> str:
         """What the part does, with the names of classes."""
+        kind = "output" if self.first is None else "class"
         target, first = (
-            f"class {number}" if names is None or number is None else names[number]
+            f"{kind} {number}" if names is None or number is None else names[number]
             for number in (self.target, self.first)
         )
         text = (
@@ -415,15 +416,17 @@ class DecidingPart:
 
 
 def minimal_part(
-    order: list[int], reaches: Callable[[list[int]], bool], max_asked: int
+    order: list[int], reaches: Callable[[list[int]], bool], max_asked: int, fewest: int
 ) -> tuple[list[int] | None, bool, int]:
-    """The first places of an order that reach a goal, without those that are not needed: at first
-    many are left out at once, then one by one. Also whether leaving out any one of them was asked
-    and misses the goal, and how often was asked; None if the goal was not reached."""
+    """The ``fewest`` or more first places of an order that reach a goal, without those that are not
+    needed: at first many are left out at once, then one by one. Also whether leaving out any one of
+    them was asked and misses the goal, and how often was asked; None if the goal was not reached.
+    """
     needed: set[int] = set()  # of the places as they are now
-    for n_asked, count in enumerate(
-        sorted({0, *(min(len(order), round(1.4**k)) for k in range(24))}), start=1
-    ):
+    # More may miss a goal that fewer reach, so other numbers follow where these miss it.
+    counts = sorted({fewest, *(min(len(order), round(1.4**k)) for k in range(24))})
+    counts += sorted({*range(fewest, len(order))} - {*counts})
+    for n_asked, count in enumerate(counts, start=1):
         if n_asked > max_asked:
             return None, False, max_asked
         if reaches(order[:count]):
@@ -463,8 +466,8 @@ def flat_target(
     picked = evidence.outputs.pick(columns.expand(len(evidence), 1, -1), target, name)[example]
     if picked.numel() != 1:
         raise ValueError(
-            f"{name}={target!r} is a mask of {picked.numel()} outputs; give one output to ask for "
-            "the regions that decide it"
+            f"{name} is a mask of {picked.numel()} outputs; give one output to ask for the regions "
+            "that decide it"
         )
     return int(picked)
 
@@ -545,8 +548,9 @@ def deciding_parts(
             bar.expect(seconds * n_passes)
         try:
             while left and len(parts) < n:
+                # With nothing hidden, no answer has changed; with nothing seen, it may be kept.
                 chosen, minimal, n_asked = minimal_part(
-                    left, lambda some: goal(scores(some)), max_passes
+                    left, lambda some: goal(scores(some)), max_passes, int(not alone)
                 )
                 if chosen is None:
                     break

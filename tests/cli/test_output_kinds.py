@@ -52,6 +52,12 @@ def stated(kind, model):
     made = dict(zip(("model", "transform", "labels"), model()))
     return {**made, "output_kind": kind}
 
+class Unlike(nn.Module):  # says no, unless the upper half of a photo is hidden
+    def forward(self, x):
+        upper, lower = (half.std(dim=(1, 2, 3)) for half in x.chunk(2, dim=2))
+        return 2 * (upper < 0.5 * lower).float()[:, None] - 1
+
+def unlike(): return Unlike(), tiny.transform(), ("ill",)
 def says_multilabel(): return stated("multilabel", logits)
 def says_raw(): return stated("raw", logits)
 def says_probabilities(): return stated("probabilities", sigmoid)
@@ -118,6 +124,17 @@ def test_outputs_are_read_as_what_they_are(model, kind, options, capsys):
     expected = outputs.softmax(0) if several else expected
     np.testing.assert_allclose(arrays["probabilities"], expected, atol=1e-6)
     assert f"{float(expected.max()):.1%}" in said
+
+
+def test_an_expected_answer_needs_classes_and_may_be_the_only_one(capsys):
+    assert explain("says_raw", "--method", "efficient", "--expected", "cat", "--quiet") == 1
+    assert "of raw outputs none is" in capsys.readouterr().err
+    assert not list(Path().glob("*evidence*"))
+    # A single logit under 0 says no, and yes is expected.
+    assert explain("unlike", "--method", "efficient", "--expected", "ill", "--no-test") == 0
+    said = capsys.readouterr().out
+    assert "the answer already" not in said
+    assert "ill 26.9% -> 73.1%" in said
 
 
 @pytest.mark.parametrize("model", ["sigmoid", "softmax", "functional"])

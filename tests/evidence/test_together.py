@@ -278,6 +278,20 @@ def test_the_necessary_part_changes_the_answer_and_is_minimal():
     assert "wolf is first" in part.described(["cat", "husky", "wolf"])
 
 
+def test_a_class_is_found_that_more_regions_would_hide_again():
+    def turning(tiles):
+        """Class 1, but with only one or two of the first eight tiles 2, and without them 0."""
+        count = tiles[:, :8].sum(dim=1)
+        second = torch.where((count > 0.5) & (count < 2.5), 8.0, 0.0)
+        return torch.stack([6.0 * (count < 0.5), 1 + 0.1 * count, second], dim=1)
+
+    _, evidence = tile_evidence(turning, bright(*range(8)))
+    part = evidence.in_context("full").necessary(expected=2)
+    assert part.first == 2
+    assert len(part.numbers) == 6
+    assert part.minimal
+
+
 def test_each_further_part_has_passes_of_its_own():
     _, evidence = tile_evidence(majority, bright(0, 1, 2, 3, 4, 5))
     first, second = evidence.sufficient(max_passes=8)
