@@ -36,7 +36,8 @@ def visualize_interactions(
 
     A region is red where it speaks for the class by itself, and blue where against it: what is lost
     without it alone. An orange line joins regions with a positive interaction (each covers for the
-    other), and a purple one those with a negative interaction (they speak only together).
+    other), and a purple one those with a negative interaction (they speak only together). Where a
+    pair speaks against the class, it is the other way round.
 
     Args:
         interactions: what ``evidence.interactions`` returned, of an image.
@@ -82,7 +83,9 @@ def visualize_interactions(
         drawing.mark(axes[0], str(number), colour, place)
     drawing.finish(axes[0], title)
     axes[0].set_xlabel(
-        "orange: each covers for the other; purple: they speak only together", fontsize=8
+        "orange: each covers for the other; purple: they speak only together\n"
+        "(against the class, the other way round)",
+        fontsize=8,
     )
     values = interactions.values(target).cpu().double().numpy()
     np.fill_diagonal(values, np.nan)
