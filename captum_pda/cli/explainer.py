@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -26,8 +25,6 @@ from captum_pda.fingerprints import fingerprint
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
 from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
-from captum_pda.model.measures import Measure
-from captum_pda.model.outputs import ExplainedOutputs, find_output_kind, scores_of
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.regions.protocol import Regions
@@ -75,15 +72,22 @@ class Answer:
 class Explanation:
     """All answers about one photo."""
 
-    image: Tensor  # the model's input, (1, C, *space)
-    predictions: Tensor  # the probability of every class, or the raw output
     answers: list[Answer]
     method: str  # with its sizes, in a few words
-    measure: Measure
     labels: Sequence[str]  # of classes, or of a detector's boxes
     evidence: WindowEvidence
     decided: tuple[str, ...] = ()  # which regions decide between the answer and the expected class
     roi: Tensor | None = None  # the region of interest (*space), if only that was asked
+
+    @property
+    def image(self) -> Tensor:
+        """The model's input, (1, C, *space)."""
+        return self.evidence.inputs[0]
+
+    @property
+    def predictions(self) -> Tensor:
+        """The probability of every class, or the raw outputs."""
+        return self.evidence.measure.prediction(self.evidence.scores[0])
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -164,31 +168,23 @@ class PhotoExplainer:
         model, labels, options = self.classifier.model, self.classifier.labels, self.options
         if isinstance(model, Detector):
             return self._explain_boxes(image, model, target)
-        measure: Measure = self._method().measure
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the method warns of the same
-            outputs = scores_of(model(image))
-            kind = find_output_kind(self.classifier.output)
-            scores = ExplainedOutputs.all_of(kind, outputs).scores(outputs)[0]
-        predictions = measure.prediction(scores)
         named, pair, expected = named_classes(options, labels)
+        kind = self._method().output_kind
         if expected is not None and not kind.has_probabilities:
             raise UsageError(
                 f"--expected names the class that is to become first, and of {kind.name} outputs "
                 "none is; leave it out, or give another --output-kind"
             )
+        evidence = self.evidence(image, target)
         if named is None:
             n_top = options.classes or (0 if pair else 1)
-            named = predictions.topk(min(n_top, len(predictions))).indices.tolist()
+            named = evidence.scores[0].topk(min(n_top, len(labels))).indices.tolist()
         asked = [*((number,) for number in named), *([pair] if pair else [])]
-        evidence = self.evidence(image, target)
         answers = [self._answer(evidence, classes) for classes in asked]
         words = f"{METHODS[options.method].__name__}, {parts_in_words(evidence)}"
         words += "" if target is None else ", region of interest only"
         decided = () if expected is None else self._decided(evidence, expected)
-        return Explanation(
-            image, predictions, answers, words, measure, labels, evidence, decided, target
-        )
+        return Explanation(answers, words, labels, evidence, decided, target)
 
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""

@@ -179,7 +179,7 @@ def draw_picture(
         explanation.image,
         titles=titles,
         image_title="the photo as the model sees it",
-        measure=explanation.measure,
+        measure=explanation.evidence.measure,
         n_columns=math.ceil(n_panels / n_rows),
         **colours,
         use_pyplot=False,
@@ -231,7 +231,7 @@ def numbers_in_file(
         "first": torch.tensor([answer.classes[0] for answer in answers]),
         "second": torch.tensor([(*answer.classes, -1)[1] for answer in answers]),
     }
-    if explanation.measure.needs_probabilities:
+    if explanation.evidence.measure.needs_probabilities:
         tensors["probabilities"] = explanation.predictions.cpu().float()
     first = answers[0].test
     if first is not None:
@@ -260,7 +260,7 @@ def summary_row(explanation: Explanation) -> dict[str, Any]:
         "prediction": float(explanation.predictions[answer.classes[0]]),
         "strongest_for": str(answer.speak_for[0]) if answer.speak_for else None,
         "strongest_against": str(answer.speak_against[0]) if answer.speak_against else None,
-        "unit": explanation.measure.unit,
+        "unit": explanation.evidence.measure.unit,
         "total": answer.total,
         "test": None if answer.test is None else str(answer.test),
     }
@@ -270,18 +270,20 @@ def top_classes(explanation: Explanation, n: int = 5) -> str:
     """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
     best, names = explanation.predictions.topk(min(n, len(explanation.labels))), explanation.labels
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return ", ".join(f"{names[one]} {explanation.measure.in_words(share)}" for one, share in pairs)
+    return ", ".join(
+        f"{names[one]} {explanation.evidence.measure.in_words(share)}" for one, share in pairs
+    )
 
 
 def predictions_in_words(answer: Answer, explanation: Explanation, between: str) -> str:
     """The predictions of an answer's classes."""
     shares = (float(explanation.predictions[number]) for number in answer.classes)
-    return between.join(explanation.measure.in_words(share) for share in shares)
+    return between.join(explanation.evidence.measure.in_words(share) for share in shares)
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Each question, the map's test, and each region that is listed with its answers."""
-    measure = explanation.measure
+    measure = explanation.evidence.measure
     for answer in explanation.answers:
         chances = predictions_in_words(answer, explanation, " against ")
         yield f"Why {answer.name} ({chances})?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,11 +87,8 @@ def test_places(corner, words):
 
 def lines_of(*answer):
     whole = Answer("cat", (1,), torch.zeros(100, 100), *answer)
-    predictions = torch.tensor([0.5, 0.5])
-    image = torch.zeros(1, 3, 100, 100)
-    return list(
-        explanation_lines(Explanation(image, predictions, [whole], "PDA", BITS, ("a", "b"), None))
-    )
+    evidence = SimpleNamespace(measure=BITS, scores=torch.zeros(1, 2))
+    return list(explanation_lines(Explanation([whole], "PDA", ("a", "b"), evidence)))
 
 
 def test_an_answer_in_words():
@@ -109,8 +107,9 @@ def test_no_answer_in_words():
 
 
 def test_top_classes_in_words():
-    image, predictions = torch.zeros(1, 3, 9, 9), torch.tensor([0.25, 0.7, 0.05])
-    explanation = Explanation(image, predictions, [], "PDA", BITS, ["a", "b", "c"], None)
+    shares = torch.tensor([[0.25, 0.7, 0.05]])
+    evidence = SimpleNamespace(measure=BITS, scores=shares.logit())
+    explanation = Explanation([], "PDA", ["a", "b", "c"], evidence)
     assert top_classes(explanation, 2) == "b 70.0%, a 25.0%"
-    raw = replace(explanation, predictions=100 * predictions, measure=RawDifference())
-    assert top_classes(raw, 2) == "b 70, a 25"
+    raw = SimpleNamespace(measure=RawDifference(), scores=100 * shares)
+    assert top_classes(replace(explanation, evidence=raw), 2) == "b 70, a 25"
