@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from captum_pda.model.layers import NoFeatureMapError, named_layer
 from captum_pda.model.measures import Measure
 from captum_pda.model.outputs import OutputKind
 from captum_pda.priors import MapMeanPrior, PatchPrior
+from captum_pda.regions.windows import MOST_WINDOWS
 from captum_pda.running.plan import Part, parts_of
 
 if TYPE_CHECKING:
@@ -37,10 +39,11 @@ class PDA(AsksLayer, EfficientPDA):
     with s_q the standard deviation of M_q over the pixels, and w_q = 2 for random sets and 1 for
     the other questions. So it stays in bits: positive values speak for the class, negative ones
     against it. What regions add to random sets is shown per area, and the map of the layer is
-    averaged inside the finest superpixels. A model without a spatial feature map, and one with
-    several input tensors, is asked without features, and a warning says so once. So is any model
-    with a ``feature_mask``, unless ``layer`` is given. Random sets are of
-    the default superpixels; ``context="random"`` asks for those of other superpixels or masks.
+    averaged inside the finest superpixels; the places of a map of more than 1,500 are asked in
+    blocks. A model without a spatial feature map, and one with several input tensors, is asked
+    without features, and a warning says so once. So is any model with a ``feature_mask``, unless
+    ``layer`` is given. Random sets are of the default superpixels; ``context="random"`` asks for
+    those of other superpixels or masks.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
@@ -102,4 +105,8 @@ class PDA(AsksLayer, EfficientPDA):
                 f"layer {self.layer_name!r} returns {len(place.call.inputs)} feature maps; choose "
                 "one that returns a single tensor, or use LayerPDA"
             )
-        return parts + parts_of(place, sliding_window_shapes=1)
+        # A superpixel holds several places of a large map, whose passes would be of no use.
+        space = tuple(place.call.inputs[0].shape[2:])
+        side = math.ceil((math.prod(space) / MOST_WINDOWS) ** (1 / len(space)))
+        block = tuple(min(side, size) for size in space)
+        return parts + parts_of(place, sliding_window_shapes=block, strides=block)

@@ -165,6 +165,20 @@ def test_features_fill_with_the_maps_mean_whatever_the_prior_of_the_input():
     torch.testing.assert_close(evidence.parts[-1].values(1), features.parts[0].values(1))
 
 
+@pytest.mark.parametrize("space", [(72, 80), (3, 4000), (5000,), (20, 24, 22)])
+def test_a_large_feature_map_is_asked_in_blocks(space):
+    """Its places would be tens of thousands, as of a network for segmentation."""
+    dims = len(space)
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](1, 2, 1)
+    head = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[dims - 1](1)
+    model = nn.Sequential(convolution, nn.Tanh(), head, nn.Flatten(), nn.Linear(2, 3)).eval()
+    pda = PDA(model, prior=ConstantPrior(0.0), engine="dense")
+    evidence = pda.evidence(torch.rand(1, 1, *space), effort="quick")
+    assert evidence.parts[-1].depth != "input"
+    assert 500 < len(evidence.parts[-1].regions) <= 1500
+    assert evidence.attribution(0).shape == (1, 1, *space)
+
+
 def test_a_layer_that_is_called_input_is_told_from_the_input():
     names = ("input", "then", "pool", "flat", "last")
     model = nn.Sequential(OrderedDict(zip(names, make_classifier(), strict=True))).eval()
