@@ -81,16 +81,13 @@ def best_batch_size(model: nn.Module) -> int:
 
 def multiply_adds(run: Callable[[], Any]) -> int:
     """Those of convolutions and matrix products, without what is saved by other algorithms."""
-    names = ("FEWEST_CHANNELS_FOR_WINOGRAD", "FEWEST_CHANNELS_FOR_DIFFERENCES")
-    kept = {name: getattr(convolution_rules, name) for name in names}
-    for name in names:
-        setattr(convolution_rules, name, 10**9)
+    kept = convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD
+    convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD = 10**9
     try:
         with FlopCounterMode(display=False) as counter:
             run()
     finally:
-        for name, value in kept.items():
-            setattr(convolution_rules, name, value)
+        convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD = kept
     return counter.get_total_flops() // 2
 
 

@@ -116,11 +116,6 @@ class Slide:
         places: Integers = first[:, None] + np.arange((after.length - 1) * self.stride + self.reach)
         return places
 
-    def reached(self, before: Span, after: Span) -> Span:
-        """All places that a box can change with a stride of 1, also outside the output's map."""
-        low = before.start + self.padding - (self.reach - 1)
-        return Span(after.size, low, low + before.length + self.reach - 1, low)
-
 
 def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
     """An int, or a sequence of one or ``n_axes`` numbers, as one number per axis."""
@@ -288,14 +283,6 @@ def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) 
     return [Slide(*numbers) for numbers in zip(kernels, strides, paddings, dilations, strict=True)]
 
 
-def spans_after(x: Boxed, slides: list[Slide], sizes: tuple[int, ...]) -> tuple[Span, ...]:
-    """Where the boxes of the output lie, on maps of these sizes."""
-    spans = tuple(map(Slide.after, slides, x.spans, sizes))
-    if math.prod(span.length / span.size for span in spans) >= WHOLE_FROM_FRACTION:
-        return tuple(Span.whole(size, x.n_copies) for size in sizes)
-    return spans
-
-
 def slide_boxes(
     x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
 ) -> tuple[Tensor, tuple[Span, ...]]:
@@ -303,6 +290,8 @@ def slide_boxes(
 
     The places read outside the map are ``outside``, so the kernel itself needs no padding.
     """
-    after = spans_after(x, slides, sizes)
+    after = tuple(map(Slide.after, slides, x.spans, sizes))
+    if math.prod(span.length / span.size for span in after) >= WHOLE_FROM_FRACTION:
+        after = tuple(Span.whole(size, x.n_copies) for size in sizes)
     places = list(map(Slide.reads, slides, after))
     return read_map(x.base, places, x.space, outside, x), after

@@ -15,21 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.incremental.boxes import (
-    Boxed,
-    Slide,
-    per_axis,
-    read_boxes,
-    slide_boxes,
-    slides_for,
-    spans_after,
-)
+from captum_pda.engines.incremental.boxes import Boxed, per_axis, slide_boxes, slides_for
 from captum_pda.engines.incremental.cache import CallCache, Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, check_images, rule
 from captum_pda.engines.incremental.rules.pooling import whole_maps
 
-#: Channels from which convolving differences pays.
-FEWEST_CHANNELS_FOR_DIFFERENCES = 16
 #: Channels, in and out, from which Winograd's method pays for its changes of basis.
 FEWEST_CHANNELS_FOR_WINOGRAD = 96
 #: The most numbers in its intermediate results, so that they fit into a processor's caches.
@@ -48,7 +38,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Boxed:
-    """Each box with the halo that the kernel reads, or the differences alone."""
+    """Each box with the halo that the kernel reads."""
     check_images(x)
     if isinstance(weight, Boxed) or isinstance(bias, Boxed):
         raise NoRule("its weights depend on the input")
@@ -65,23 +55,8 @@ def convolution(
         )
     base = state.base(func, x.base, weight, bias, stride, padding, *options)
     slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
-    # Differences are zero around the box, and kernels skip padding: so this costs what the box
-    # costs without its halo. The unperturbed result must be added, which does not pay where each
-    # output takes little computation.
-    if (
-        all(slide.stride == 1 for slide in slides)
-        and any(slide.reach > 1 for slide in slides)
-        and weight.shape[1] >= FEWEST_CHANNELS_FOR_DIFFERENCES
-    ):
-        spans = spans_after(x, slides, base.shape[2:])
-        reached = tuple(map(Slide.reached, slides, x.spans, spans))
-        halo = [slide.reach - 1 for slide in slides]
-        found = convolve(cache, func, x.differences(), weight, None, stride, halo, *options)
-        found.add_(read_boxes(base, reached, x.space))
-        values = Boxed(found, reached, base, x.space).at(spans)
-    else:
-        maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
-        values = convolve(cache, func, maps, weight, bias, stride, 0, *options)
+    maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
+    values = convolve(cache, func, maps, weight, bias, stride, 0, *options)
     return Boxed(values, spans, base, x.space, state.reads())
 
 
