@@ -200,13 +200,9 @@ class Boxed:
             return self._values, self._zeros
         return self.values, (0,) * len(self.spans)
 
-    def lies_at(self, spans: tuple[Span, ...]) -> bool:
-        """Whether the boxes are just these."""
-        return all(map(Span.same_boxes, self.spans, spans))
-
     def at(self, spans: tuple[Span, ...]) -> Tensor:
         """What is in boxes at these places, which hold at least what can differ."""
-        if self.lies_at(spans):
+        if all(map(Span.same_boxes, self.spans, spans)):
             return self.values
         return read_map(self.base, [span.places for span in spans], self.space, 0.0, self)
 

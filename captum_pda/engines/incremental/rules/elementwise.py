@@ -125,8 +125,6 @@ ELEMENTWISE = (
     "true_divide __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ "
     "__rdiv__ __div__ __pow__ __rpow__"
 )
-#: Functions that add two maps.
-SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
 
 @rule(ELEMENTWISE, in_place=True)
@@ -141,25 +139,9 @@ def elementwise(
     if not all(span.is_whole for span in spans):
         bases = [_unperturbed(state, operand, first) for operand in (one, other)]
         base = state.base(func, *bases, *args, **kwargs)
-    added = func in SUMS and not args and not kwargs
-    values = _added(one, other, spans) if added else None
-    if values is None:
-        operands = [_in_boxes(state, operand, first, spans) for operand in (one, other)]
-        values = func(*operands, *args, **kwargs)
+    operands = [_in_boxes(state, operand, first, spans) for operand in (one, other)]
+    values = func(*operands, *args, **kwargs)
     return Boxed(values, spans, base, first.space, state.reads())
-
-
-def _added(one: Any, other: Any, spans: tuple[Span, ...]) -> Tensor | None:
-    """A sum of two maps, added in place to one that nothing else reads."""
-    if not isinstance(one, Boxed) or not isinstance(other, Boxed):
-        return None
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return None
-    for into, added in ((one, other), (other, one)):
-        own = into.take_over() if into.lies_at(spans) else None
-        if own is not None:
-            return own.add_(added.at(spans))
-    return None
 
 
 @rule("cat concat concatenate")
