@@ -228,17 +228,18 @@ class ModelCall:
         return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
 
     def _examples_to_check(self, n_rows: int) -> set[int]:
-        """The faintest example, which changes the most where a model divides by the largest value
-        of its batch, and which is not the last of ``n_rows`` anyway; where arguments have rows,
-        also one whose rows are others."""
+        """Two examples, since what one has may be what a model looks at, such as the largest value
+        of its batch or its last example: the faintest, which changes the most where a model divides
+        by the largest value, and one whose rows of arguments are others, or the next faintest. One
+        in the place of the last of ``n_rows`` is taken where there is no other."""
         sizes, n_inputs = _sizes(self.inputs[0]), len(self.inputs)
         sizes[n_rows - 1 : n_rows] = math.inf
-        faintest = int(sizes.argmin())
+        faintest, *others = sizes.argsort(stable=True)[:2].tolist()
         differ = torch.zeros(len(sizes), dtype=torch.int64, device="cpu")
         for each, is_row in zip(self._arguments[n_inputs:], self._is_row[n_inputs:], strict=True):
             if is_row:
                 differ += (each != each[faintest]).reshape(len(each), -1).any(dim=1).cpu()
-        return {faintest, int(differ.argmax())} if differ.any() else {faintest}
+        return {faintest, int(differ.argmax())} if differ.any() else {faintest, *others}
 
     def _among(
         self, example: int, n_rows: int, strength: float = 0.5, changes_last: bool = False
@@ -278,9 +279,12 @@ class ModelCall:
         return agree(self.with_copies(example, changed), found[:1], found, share)
 
     def check_batch(self, outputs: Tensor) -> bool:
-        """As ``check``, for a method that runs no copies: one pass in which all examples but the
-        faintest are changed. False if each example is run by itself now."""
-        start, kept = random_state(), int(_sizes(self.inputs[0]).argmin())
+        """As ``check``, for a method that runs no copies: one pass in which all examples but one
+        are changed. False if each example is run by itself now."""
+        # One that models look at least: faint, and where possible neither the first nor the last.
+        faint = _sizes(self.inputs[0]).argsort(stable=True)[: max(1, len(outputs) - 1)].tolist()
+        kept = next((number for number in faint if 0 < number < len(outputs) - 1), faint[0])
+        start = random_state()
         arguments = copied(self._arguments)
         for number, tensor in enumerate(self.inputs):
             arguments[number] = _changed(tensor)

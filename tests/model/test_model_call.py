@@ -188,6 +188,23 @@ def test_a_model_that_divides_by_the_largest_value_of_its_batch_is_noticed(
         torch.testing.assert_close(found, explain(alone, images.flip(0), method=GradientPDA))
 
 
+@pytest.mark.parametrize("looked_at", [0, 1, 2])
+@pytest.mark.parametrize("faintest", [0, 1, 2])
+def test_a_model_is_noticed_whichever_example_it_looks_at(net, looked_at, faintest):
+    images = make_images(3, 3, 9, 11)
+    images = images / images.abs().amax((1, 2, 3), keepdim=True)
+    images[faintest] *= 0.5
+    images[0 if faintest else 2] *= 2
+
+    def model(x):
+        return net(x) - 0.5 * net(x[[min(looked_at, len(x) - 1)]])
+
+    for method in (EfficientPDA, GradientPDA) if looked_at != 1 else (EfficientPDA,):
+        with pytest.warns(UserWarning, match="other examples in its batch"):
+            found = explain(model, images, method=method)
+        torch.testing.assert_close(found, explain(lambda x: 0.5 * net(x), images, method=method))
+
+
 def test_a_model_that_cannot_take_nothing_is_named(net):
     divided = lambda x: net(x / x.amax(dim=(1, 2, 3), keepdim=True))  # noqa: E731
     with pytest.raises(ValueError, match=r"context='empty' starts from .* nothing seen, for which"):
@@ -320,6 +337,7 @@ def test_the_check_costs_a_small_pass_or_two(net):
         rows.clear()
         pda.attribute(make_images(n_examples, 3, 9, 11), target=1, **WINDOWS)
         assert rows[:2] == [n_examples, most]
-        n_run = sum(rows) - most - (n_examples == 1)
+        # For one example also a copy alone, for several the same of a second one.
+        n_run = sum(rows) - most - (1 if n_examples == 1 else most)
         n_windows = len(pda.evidence(make_images(1, 3, 9, 11), **WINDOWS).parts[0].regions)
         assert n_run == n_examples * (1 + n_windows)
