@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -185,7 +184,7 @@ def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
         soft[tuple(map(slice, start, start + windows.window))] = mask
         for axis, length in enumerate(_extents(mask, windows.window)):
             soft[:] = _softened(soft, length, axis)
-            whole = _of_all(windows.space[axis], length)
+            whole = _softened(np.ones(windows.space[axis]), length)
             shape = [-1 if other == axis else 1 for other in range(soft.ndim)]
             soft /= whole[corner[axis] :][: soft.shape[axis]].reshape(shape)
     return torch.from_numpy(seen)
@@ -196,12 +195,6 @@ def _softened(values: Floats, length: float, axis: int = 0) -> Floats:
     options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
     found: Floats = gaussian_filter1d(values, axis=axis, **options)
     return found
-
-
-@lru_cache(maxsize=64)
-def _of_all(size: int, length: float) -> Floats:
-    """What is seen along an axis of this size where all of it is the region, not divided yet."""
-    return _softened(np.ones(size), length)
 
 
 def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float]:

@@ -107,17 +107,11 @@ class WindowGrid:
     def __getitem__(self, windows: slice) -> WindowGrid:
         if not isinstance(windows, slice) or windows.step not in (None, 1):
             raise TypeError(f"a WindowGrid takes a slice such as grid[0:10], got {windows!r}")
-        return self._of(self._numbers[windows])
+        return replace(self, selected=self._numbers[windows])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
         """The grid of some of these windows, in this order."""
-        return self._of(tuple(self._numbers[window] for window in windows))
-
-    def _of(self, selected: range | tuple[int, ...]) -> WindowGrid:
-        """Other windows of the same grid, which share where windows start."""
-        other = replace(self, selected=selected)
-        vars(other)["starts"] = self.starts
-        return other
+        return replace(self, selected=tuple(self._numbers[window] for window in windows))
 
     @property
     def _numbers(self) -> range | tuple[int, ...]:

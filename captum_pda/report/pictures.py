@@ -18,6 +18,7 @@ from torch import Tensor
 from captum_pda.evidence.evidence import EvidencePart
 from captum_pda.priors import prior_for
 from captum_pda.regions.protocol import Windows
+from captum_pda.running.run import fill_chunks
 from captum_pda.visualization.drawing import AGAINST, FOR, picture
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,8 +28,6 @@ Numbers = float | Sequence[float]
 MAX_PNG_BYTES = 400_000
 #: Fills are kept in tiles of at most this side, and of at most this many pixels for each size.
 MAX_TILE, MAX_SPRITE_PIXELS = 32, 700_000
-#: How many values of fills are made at a time.
-MAX_FILL_VALUES = 2**23
 #: The side of JPEG's blocks; a tile that is a multiple of it does not run into its neighbours.
 JPEG_BLOCK = 8
 
@@ -132,12 +131,10 @@ def _fills(
     for group, members in zip(
         part.regions.boxes(number), part.regions.members(number), strict=True
     ):
-        at_once = max(1, MAX_FILL_VALUES // (len(example) * math.prod(group.window)))
-        for start in range(0, len(group), at_once):
-            windows = group[start : start + at_once]
+        for start, stop in fill_chunks(group, len(example)):
+            windows = group[start:stop]
             if sampled:
                 fills = own.sample(example, windows, 1, torch.Generator().manual_seed(0))[0]
             else:
                 fills = own.conditional_mean(example, windows)
-            some = members[start : start + at_once]
-            yield windows, some, fills.detach().to(example.dtype)
+            yield windows, members[start:stop], fills.detach().to(example.dtype)
