@@ -129,6 +129,7 @@ class PhotoWriter:
             contrast=None if pair is None else (pair[0], pair[1]),
             settings=settings,
             test=explanation.answers[0].test or False,
+            boxes={one.classes[0]: one.box for one in explanation.answers if one.box is not None},
         )
         return str(page).encode()
 

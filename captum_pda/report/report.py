@@ -88,6 +88,7 @@ def write_report(
     test: SelfTest | bool = True,
     spacing: Numbers | None = None,
     interactions: Interactions | None = None,
+    boxes: Mapping[int, Sequence[float]] | None = None,
 ) -> str | Path:
     """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
 
@@ -116,6 +117,8 @@ def write_report(
             of a signal.
         interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
             which a region can be chosen to see its partners.
+        boxes: of a detector, what to draw for outputs by their numbers: the left, top, right and
+            bottom of a box in the image.
 
     Returns:
         The path, or the page.
@@ -190,6 +193,7 @@ def write_report(
                 "width": pixels.shape[1],
             },
             "second": second,
+            "boxes": [(boxes or {}).get(column) for column in columns],
             "listed": {
                 "count": N_LISTED,
                 "least_share": LEAST_SHARE,

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import opened
 from PIL import Image
 
 from captum_pda.cli.main import main
@@ -76,6 +77,28 @@ def test_every_box_has_a_map_of_its_own(garden, capsys):
     assert rose[inside].mean() > 5 * np.abs(rose[~inside]).mean()
     inside[:], inside[48:, :16] = False, True
     assert violet[inside].mean() > 5 * np.abs(violet[~inside]).mean()
+
+
+def test_the_page_draws_the_box_of_the_class_that_is_shown(garden, browser):
+    assert explain("--method", "efficient") == 0
+    inside = """(canvas) => {
+        const { width, height } = canvas;
+        const copy = new OffscreenCanvas(width, height).getContext("2d");
+        copy.drawImage(canvas, 0, 0);
+        const { data } = copy.getImageData(0, 0, width, height);
+        const found = [];
+        for (let n = 0; n < data.length; n += 4)
+            if (data[n] === 232 && data[n + 1] === 180 && data[n + 2] === 0)
+                found.push([64 * (n / 4 % width) / width, 64 * Math.floor(n / 4 / width) / height]);
+        return found;
+    }"""
+    with opened(browser, Path("garden.png_evidence.html")) as page:
+        page.uncheck("#numbers")
+        for box in ((32, 16, 48, 32), (0, 48, 16, 64)):
+            places = np.array(page.locator("#picture").evaluate(inside))
+            assert len(places) > 100
+            assert (*places.min(axis=0), *places.max(axis=0)) == pytest.approx(box, abs=0.5)
+            page.check("#classes input >> nth=1")
 
 
 def test_boxes_of_a_class(garden, capsys):

@@ -120,7 +120,14 @@ class Picture {
 
   paint(context, width, height, dense) {
     this.print(context, width, height, this.map);
-    const { colours } = this.view.header;
+    const { boxes, colours } = this.view.header;
+    const box = boxes[this.view.choice.first];
+    if (box) {
+      const [left, top, right, bottom] = box.map((place) => (place * width) / this.view.photo.width);
+      const path = new Path2D();
+      path.rect(left, top, right - left, bottom - top);
+      outline(context, path, dense, "#e8b400");
+    }
     if (this.outlined) {
       for (const kind of ["for", "against"]) {
         for (const found of this.view.listed[kind]) {
