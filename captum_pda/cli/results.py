@@ -186,14 +186,12 @@ def draw_picture(
         use_pyplot=False,
     )
     panels = [panel for panel in np.ravel(np.asarray(axes, dtype=object)) if panel.images]
-    tests = ["" if one.test is None else str(one.test) for one in explanation.answers]
-    below = [textwrap.wrap(test, TITLE_WIDTH) for test in tests]
+    below = [textwrap.wrap(str(one.test or ""), TITLE_WIDTH) for one in explanation.answers]
     for panel, answer, test in zip(panels[1:], explanation.answers, below, strict=True):
         _draw_box(panel, answer)
         panel.set_xlabel("\n".join(test), fontsize="small")
     bar = figure.axes[-1]
-    words = [scale_words(evidence.parts), explanation.method]
-    words = drawing.wrapped(words, 2 * TITLE_WIDTH)
+    words = drawing.wrapped([scale_words(evidence.parts), explanation.method], 2 * TITLE_WIDTH)
     bar.set_xlabel("\n".join([bar.get_xlabel(), *words]), fontsize="small")
     n_lines = n_rows * max(map(len, below)) + len(words)
     figure.set_figheight(figure.get_figheight() + LINE_INCHES * n_lines)

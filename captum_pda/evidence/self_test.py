@@ -86,8 +86,7 @@ class SelfTest:
 
     def _least(self) -> float:
         """The least change of the prediction that counts."""
-        seen = torch.cat([self.hidden, self.shown])
-        spread = float(seen.max() - seen.min())
+        spread = float(np.ptp(torch.cat([self.hidden, self.shown]).cpu().numpy()))
         return LEAST_GAIN * (self.prediction if self.measure.needs_probabilities else spread)
 
     def at(self, share: float) -> tuple[float, float]:

@@ -35,7 +35,7 @@ RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 #: An image or volume has superpixels by default if it has this many pixels: then the smallest of
 #: them, a 250th, has 4 along each axis. Its sides may differ, as those of scans and clips do.
-SMALLEST_REGION, FINEST_DIVISION = 4, 250
+SMALLEST_SIDE, FINEST = 4, 250
 #: Kinds of regions that are found in images: classes that are called with the images
 #: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class in place of the name,
 #: such as ``partial(Superpixels, roi=mask)``.
@@ -53,7 +53,7 @@ OwnRegions: TypeAlias = (
 def is_divided(shape: Sequence[int]) -> bool:
     """Whether inputs (N, C, *space) are divided into superpixels by default."""
     _, _, *space = shape
-    return len(space) > 1 and math.prod(space) >= FINEST_DIVISION * SMALLEST_REGION ** len(space)
+    return len(space) > 1 and math.prod(space) >= FINEST * SMALLEST_SIDE ** len(space)
 
 
 def choose_regions(

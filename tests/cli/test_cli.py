@@ -76,7 +76,7 @@ def test_a_picture_and_the_map_of_the_top_class(capsys):
     first = float(bits.max() if "(for)" in listed[0] else bits.min())
     assert f" -> {1 / (1 + (1 / float(probabilities[top]) - 1) * 2**first):.1%} (" in listed[0]
     assert "Written: cat.png_evidence.png, cat.png_evidence.npz" in said.out
-    assert "Efficient PDA: 100%" in said.err
+    assert "Efficient PDA: 16 passes: 100%" in said.err
     assert "16/16" in said.err
     assert not list(Path().glob(".*"))
 
