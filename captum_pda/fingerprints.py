@@ -32,8 +32,6 @@ NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
 #: Packages whose classes and functions are known by the versions stored with every result.
 LIBRARIES = {"captum_pda", "captum", "torch", "numpy", "typing_extensions"}
 LIBRARIES |= set(sys.stdlib_module_names) - {"__main__"}
-#: How many weights are multiplied with their places at once.
-WEIGHTS_AT_ONCE = 2**22
 
 
 def fingerprint(value: Any) -> str:
@@ -83,7 +81,7 @@ def weights_checksum(modules: Iterable[nn.Module]) -> str:
                 bits = real.detach().reshape(-1).view(integers[real.element_size()])
                 # In blocks, since the products take more memory than the weights.
                 total = torch.zeros((), dtype=torch.int64, device=bits.device)
-                for number, block in enumerate(torch.split(bits, WEIGHTS_AT_ONCE), start=1):
+                for number, block in enumerate(torch.split(bits, 2**22), start=1):
                     places = 2 * torch.arange(len(block), device=bits.device) + 1
                     total += number * (block * places).sum()
                 sums.append((tuple(values.shape), values.dtype, int(total)))

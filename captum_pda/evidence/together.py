@@ -626,8 +626,7 @@ class RegionGame:
         with result_read_by(self._values):
             if self.context == "empty":
                 return self._values(game.only(present, self.progress))
-            hidden = 1 - present.astype(np.float32)
-            return self._values(game.ask(hidden, progress=self.progress))
+            return self._values(game.ask(1 - present.astype(float), progress=self.progress))
 
     def _values(self, scores: Tensor) -> npt.NDArray[np.float64]:
         values = self.coalitions.values(scores, self.target)

@@ -347,8 +347,7 @@ def refine(
                 known = weights[node] * np.nan_to_num(interactions[node])
                 weights[node] += weight
                 interactions[node] = (known + weight * interaction) / weights[node]
-            done = {id(part) for part, _ in splits}
-            parts = [part for part in parts if id(part) not in done] + new
+            parts = [part for part in parts if all(part is not one for one, _ in splits)] + new
     finally:
         # What was not split is spread evenly over its pixels.
         areas = np.bincount(tree.leaves.reshape(-1), minlength=tree.n_leaves)
@@ -357,9 +356,9 @@ def refine(
             inside = members[part.node]
             bits[inside] += part.value * areas[inside] / areas[inside].sum()
             is_known[part.node] = True
-        values = np.where(is_known, members @ bits, np.nan)
-        results = values, interactions, weights, (bits / areas)[tree.leaves]
-        found.append(OwenTree(tree, nothing, everything, *results, n_asked, unit))
+        results = np.where(is_known, members @ bits, np.nan), interactions, weights
+        bits_of_pixels = (bits / areas)[tree.leaves]
+        found.append(OwenTree(tree, nothing, everything, *results, bits_of_pixels, n_asked, unit))
 
 
 def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> FeatureMaskRegions:

@@ -228,10 +228,9 @@ class ModelCall:
         return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
 
     def _examples_to_check(self, n_rows: int) -> set[int]:
-        """Two examples, since what one has may be what a model looks at, such as the largest value
-        of its batch or its last example: the faintest, which changes the most where a model divides
-        by the largest value, and one whose rows of arguments are others, or the next faintest. One
-        in the place of the last of ``n_rows`` is taken where there is no other."""
+        """The faintest example, which changes the most where a model divides by the largest value,
+        and one whose rows of arguments are others, or the next faintest: a model may look at one of
+        the two. The last of ``n_rows``, which has its own place, only where there is no other."""
         sizes, n_inputs = _sizes(self.inputs[0]), len(self.inputs)
         sizes[n_rows - 1 : n_rows] = math.inf
         faintest, *others = sizes.argsort(stable=True)[:2].tolist()
