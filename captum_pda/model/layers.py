@@ -181,32 +181,49 @@ def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Modu
         del kept[module]
 
 
+#: For modules that are skipped now: what ``forward`` they have of their own, and what each thread
+#: gets in place of its result. Threads may share a model, and the last one gives it back.
+_SKIPPED: dict[nn.Module, tuple[Any, dict[int, Callable[[], Tensor]]]] = {}
+_SKIPPED_LOCK = threading.Lock()
+
+
 @contextmanager
 def skipped(outputs: Mapping[nn.Module, Tensor], n_rows: int) -> Iterator[None]:
-    """Let modules return what they returned before, once for each of ``n_rows``."""
+    """Let modules return what they returned before, once for each of ``n_rows``, in this thread."""
     thread = threading.get_ident()
 
-    def returning(module: nn.Module, output: Tensor) -> Callable[..., Any]:
+    def returning(module: nn.Module, known: dict[int, Callable[[], Tensor]]) -> Callable[..., Any]:
         forward = module.forward
 
-        def known(*arguments: Any, **named: Any) -> Any:
-            if threading.get_ident() != thread:  # others may run the same model meanwhile
-                return forward(*arguments, **named)
-            return output.expand(n_rows, *output.shape[1:]).clone()
+        def chosen(*arguments: Any, **named: Any) -> Any:
+            own = known.get(threading.get_ident())
+            return forward(*arguments, **named) if own is None else own()
 
-        return known
+        return chosen
 
-    before = {module: module.__dict__.get("forward") for module in outputs}
+    def repeated(output: Tensor) -> Tensor:
+        return output.expand(n_rows, *output.shape[1:]).clone()
+
     try:
-        for module, output in outputs.items():
-            module.__dict__["forward"] = returning(module, output)
+        with _SKIPPED_LOCK:
+            for module, output in outputs.items():
+                if module not in _SKIPPED:
+                    _SKIPPED[module] = (module.__dict__.get("forward"), {})
+                    module.__dict__["forward"] = returning(module, _SKIPPED[module][1])
+                _SKIPPED[module][1][thread] = partial(repeated, output)
         yield
     finally:
-        for module, own in before.items():
-            if own is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = own
+        with _SKIPPED_LOCK:
+            for module in outputs.keys() & _SKIPPED.keys():  # not all, where it was interrupted
+                own, known = _SKIPPED[module]
+                known.pop(thread, None)
+                if known:
+                    continue
+                del _SKIPPED[module]
+                if own is None:
+                    module.__dict__.pop("forward", None)
+                else:
+                    module.__dict__["forward"] = own
 
 
 class LayerCall:

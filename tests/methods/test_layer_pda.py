@@ -1,5 +1,6 @@
 """LayerPDA against a forward hook that replaces the values, one window and one pass at a time."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -384,6 +385,24 @@ def test_threads_that_explain_other_layers_of_one_model_do_not_disturb_each_othe
         ]
         for n, future in enumerate(futures):
             torch.testing.assert_close(future.result(), alone[n % 2])
+
+
+def test_threads_in_the_same_layers_at_once_give_the_model_back():
+    class Together(nn.Module):
+        def forward(self, x):
+            both.wait(timeout=60)  # each pass of one thread meets one of the other
+            return x
+
+    model, both = nn.Sequential(*make_classifier(), Together()), threading.Barrier(1)
+    alone = LayerPDA(model, model[1]).attribute(IMAGE, target=1)
+    both = threading.Barrier(2)
+    for _ in range(10):  # who is done first is up to chance
+        with ThreadPoolExecutor(2) as threads:
+            pda = LayerPDA(model, model[1])
+            futures = [threads.submit(pda.attribute, IMAGE, 1) for _ in range(2)]
+            for future in futures:
+                torch.testing.assert_close(future.result(), alone)
+        assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_the_last_feature_map_is_found_under_half_precision():
