@@ -57,7 +57,7 @@ def opened(browser: Any, path: Path, **settings: Any) -> Iterator[Any]:
 
     page.on("request", requested)
     page.goto(address)
-    page.wait_for_selector("body[data-ready]")
+    page.wait_for_selector("body[data-ready], #failed:not([hidden])")
     try:
         yield page
         assert complaints == []

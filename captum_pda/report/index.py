@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-from PIL import Image
-
 from captum_pda.files import write_whole
 from captum_pda.report.page_file import Block, Page, read_block, unpack
-from captum_pda.report.pictures import thumbnail
 
 PAGE = Page("Photos", "index.html", "base index", "block elements numbers index")
 #: A report's summary stands in its first bytes.
 SUMMARY_BYTES = 200_000
-#: From this number of photos on, pictures are made smaller, with this side.
-MANY_PHOTOS, SMALL_SIDE = 300, 112
 
 
 def write_index(
@@ -53,9 +46,6 @@ def index_page(
     block, entries = Block(), []
     for report in reports:
         summary, picture = read_summary(report)
-        if len(reports) > MANY_PHOTOS:
-            pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
-            picture = thumbnail(pixels, SMALL_SIDE)
         relative = Path(os.path.relpath(report.absolute(), path.parent.absolute()))
         # Names are data, so all is escaped.
         href = "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)

@@ -67,11 +67,6 @@ def read_block(page: bytes, name: str) -> bytes:
     return page[found.end() : page.find(b"<", found.end())].strip() if found else b""
 
 
-#: Longer arrays of float32 are rounded to 10 bits behind the point, which compress better: all
-#: numbers are exact to 0.05%.
-MAX_EXACT_VALUES = 250_000
-
-
 class Block:
     """Arrays on their way into a page; ``add`` gives the number by which the header names one.
 
@@ -89,12 +84,8 @@ class Block:
 
     def add(self, values: npt.ArrayLike, kind: str) -> int:
         """Keep an array of a type that block.js knows, and say which number it has."""
-        array = np.array(values, dtype=kind, order="C")
-        if kind == "float32" and array.size > MAX_EXACT_VALUES:
-            bits = (array.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-            array = bits.view(np.float32)
         number = len(self._arrays)
-        self._arrays[str(number)] = array
+        self._arrays[str(number)] = np.array(values, dtype=kind, order="C")
         return number
 
     def add_bytes(self, content: bytes) -> int:

@@ -73,9 +73,9 @@ def jpeg(pixels: Bytes, quality: int) -> bytes:
     return content.getvalue()
 
 
-def map_over(pixels: Bytes, values: Tensor) -> Bytes:
+def map_over(pixels: Bytes, values: npt.NDArray[np.float64]) -> Bytes:
     """A map (H, W) in its colours over a photo in pale grey, (H, W, 3)."""
-    strength = values.detach().cpu().double().nan_to_num().numpy()[..., None]
+    strength = np.nan_to_num(values)[..., None]
     share = np.abs(strength) / max(float(np.abs(strength).max()), 1e-300)
     colours = np.where(strength > 0, to_rgb(FOR), to_rgb(AGAINST))
     grey = 0.4 + 0.6 * pixels.mean(axis=2, keepdims=True) / 255
@@ -119,6 +119,11 @@ def filled_photo(part: EvidencePart, example: Tensor, number: int, prior: Any) -
         values = fills.flatten(2).transpose(1, 2)[hidden]
         filled.flatten(1)[:, windows.pixels(example.device)[hidden]] = values.T
     return filled
+
+
+def has_shapes(part: EvidencePart, number: int) -> bool:
+    """Whether regions have shapes of their own, rather than those of boxes."""
+    return any(windows.hidden is not None for windows in part.regions.boxes(number))
 
 
 def _fills(

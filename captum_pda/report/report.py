@@ -20,13 +20,9 @@ from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.storage import PriorOfFile
 from captum_pda.evidence.strongest import (
-    CLOSE_SHARE,
     LEAST_SHARE,
-    OWN_SHARE,
-    SHARED_PART,
     StrongRegion,
     distance_to_share,
-    least_answer,
     pixels_of,
     strongest_regions,
 )
@@ -44,6 +40,7 @@ from captum_pda.report.pictures import (
     display_range,
     filled_photo,
     fills_sprite,
+    has_shapes,
     jpeg,
     map_over,
     photo_file,
@@ -59,8 +56,8 @@ PAGE = Page(
     "Evidence",
     "report.html",
     "base report together",
-    "block elements numbers colours evidence words view picture detail curves test together tables "
-    "controls save report",
+    "block elements numbers colours curves shared evidence words view picture detail test together "
+    "tables controls save report",
 )
 THUMBNAIL = 160
 #: How many regions are listed for a class, and how many against it.
@@ -194,14 +191,7 @@ def write_report(
             },
             "second": second,
             "boxes": [(boxes or {}).get(column) for column in columns],
-            "listed": {
-                "count": N_LISTED,
-                "least_share": LEAST_SHARE,
-                "close_share": CLOSE_SHARE,
-                "own_share": OWN_SHARE,
-                "least_answer": least_answer(of_first.measure),
-                "shared_part": SHARED_PART,
-            },
+            "listed": {"count": N_LISTED, "least_share": LEAST_SHARE},
         }
         shown = []
         for (name, one), tested in zip(methods.items(), tests, strict=True):
@@ -209,7 +199,8 @@ def write_report(
             shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
         header["together"] = together_header(block, interactions, of_first, number, labels)
-        picture = map_over(pixels, of_first.map(columns[0], None, number))
+        own_map = in_double(of_first.map(columns[0], None, number)).detach().cpu().numpy()
+        picture = map_over(pixels, own_map)
         lists = shown[0]["listed"][0]
     else:
         own_header, picture = space_header(
@@ -315,56 +306,56 @@ def _method_header(
         # Equal regions are one group, also where each context has its own object of them.
         key = part.depth, json.dumps(part.regions.settings(), sort_keys=True, default=str)
         parts.setdefault(key, []).append(part)
-    kinds = [own[0] for own in parts.values()]
     space = tuple(evidence.inputs[0].shape[2:])
 
-    def looked_at(place: int) -> tuple[bool, bool, float]:
+    def looked_at(group: list[EvidencePart]) -> tuple[bool, bool, float]:
         """Lists and pointers look at regions of the photo first, as ``strongest_regions`` does."""
-        depth, regions = kinds[place].depth, kinds[place].regions
+        depth, regions = group[0].depth, group[0].regions
         return depth != "input", regions.space != space, distance_to_share(regions, number)
 
-    order = sorted(range(len(kinds)), key=looked_at)
-    groups: list[dict[str, Any]] = []
-    for (depth, _), own in parts.items():
-        regions, boxes, owner = own[0].regions, None, None
-        if _has_shapes(own[0], number):
-            # The region of each pixel, as the map of the regions' numbers.
-            each = torch.arange(len(regions), dtype=torch.float64, device="cpu")
-            numbers = regions.average(each.expand(len(evidence), -1))[number]
-            owner = block.add(numbers.numpy(), "int32")
-        else:
-            corners = np.zeros((len(regions), 4), dtype=np.int64)  # and shapes
-            for windows, members in zip(
-                regions.boxes(number), regions.members(number), strict=True
-            ):
-                corners[members, :2], corners[members, 2:] = windows.corner_array, windows.window
-            boxes = block.add(corners, "uint16")
-        groups.append(
-            {
-                "depth": depth,
-                "title": regions.title if depth == "input" else f"features of {depth}",
-                "count": len(regions),
-                "space": list(regions.space),
-                "boxes": boxes,
-                "owner": owner,
-                "parts": [
-                    _part_header(block, part, evidence, number, columns, colours) for part in own
-                ],
-                "rank": order.index(len(groups)),
-            }
-        )
-    # Those that are looked at first come last, and so replace others that are equal.
-    every = list(parts.values())
-    places = {part.regions: place for place in reversed(order) for part in every[place]}
-    pair = None if contrast is None else _listed(places, evidence, number, *contrast)
+    ordered = sorted(parts.values(), key=looked_at)
+    # The first of equal regions is the one that lists name.
+    places = {part.regions: n for n in reversed(range(len(ordered))) for part in ordered[n]}
     return {
-        "groups": groups,
+        "groups": [_group(block, group, evidence, number, columns, colours) for group in ordered],
         "questions": {
             f"{part.context} {part.depth}": words.question(part) for part in evidence.parts
         },
         "listed": [_listed(places, evidence, number, column) for column in columns],
-        "pair": pair,
+        "pair": None if contrast is None else _listed(places, evidence, number, *contrast),
         "totals": [words.total_words(evidence, number, column) for column in columns],
+    }
+
+
+def _group(
+    block: Block,
+    parts: Sequence[EvidencePart],
+    evidence: WindowEvidence,
+    number: int,
+    columns: list[int],
+    colours: tuple[Numbers, Numbers],
+) -> dict[str, Any]:
+    """Regions of one size and depth, where they lie, and what they say in each context."""
+    depth, regions, places = parts[0].depth, parts[0].regions, {}
+    if has_shapes(parts[0], number):
+        # The region of each pixel, as the map of the regions' numbers.
+        each = torch.arange(len(regions), dtype=torch.float64, device="cpu")
+        owner = regions.average(each.expand(len(evidence), -1))[number]
+        places["owner"] = block.add(owner.numpy(), "int32")
+    else:
+        corners = np.zeros((len(regions), 4), dtype=np.int64)  # and shapes
+        for windows, members in zip(regions.boxes(number), regions.members(number), strict=True):
+            corners[members, :2], corners[members, 2:] = windows.corner_array, windows.window
+        places["boxes"] = block.add(corners, "uint16")
+    return {
+        "depth": depth,
+        "title": regions.title if depth == "input" else f"features of {depth}",
+        "count": len(regions),
+        "space": list(regions.space),
+        "boxes": None,
+        "owner": None,
+        **places,
+        "parts": [_part_header(block, part, evidence, number, columns, colours) for part in parts],
     }
 
 
@@ -386,7 +377,6 @@ def _part_header(
         "context": part.context,
         "sign": sign,
         "weight": context.weight,
-        "in_sets": context.in_sets,
         "reference": block.add(reference.numpy(), "float64"),
         "changes": block.add((scores - reference.unsqueeze(1)).numpy(), "float32"),
         "density": None,
@@ -412,7 +402,7 @@ def _part_header(
     example = evidence.inputs[0][number].detach().cpu()
     if context.starts_from_nothing:
         known["nothing"] = add_picture(EmptyContext(evidence.prior).nothing_seen(example))
-    elif part.context == "full" and _has_shapes(part, number):
+    elif part.context == "full" and has_shapes(part, number):
         known["filled"] = add_picture(filled_photo(part, example, number, evidence.prior))
     elif part.context == "full":
         sheet, tile, in_row = fills_sprite(part, example, number, evidence.prior)
@@ -440,11 +430,6 @@ def _listed(
         return {"group": places[regions], "region": region.number, "lost": lost}
 
     return told(strongest_regions(evidence, column, N_LISTED, second, number), place_of)
-
-
-def _has_shapes(part: EvidencePart, number: int) -> bool:
-    """Whether regions have shapes of their own, rather than those of boxes."""
-    return any(windows.hidden is not None for windows in part.regions.boxes(number))
 
 
 def _test_header(

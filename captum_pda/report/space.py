@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from captum_pda.device_sync import in_double
 from captum_pda.evidence import words
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
 from captum_pda.report.page_file import Block, Page
-from captum_pda.report.pictures import Bytes
-from captum_pda.visualization.drawing import Floats, picture_of_map, strongest_place
-from captum_pda.visualization.space import MOST_CHANNELS
+from captum_pda.report.pictures import Bytes, map_over
+from captum_pda.visualization.drawing import (
+    Floats,
+    checked_scale,
+    new_figure,
+    picture_of_map,
+    strongest_place,
+)
+from captum_pda.visualization.space import MOST_CHANNELS, checked_spacing, draw_signal
 
 PAGE = Page(
     "Evidence",
     "space.html",
     "base report space",
-    "block elements numbers colours curves space",
+    "block elements numbers colours curves shared space",
 )
 #: Of larger volumes every second voxel is shown, or every third.
 MOST_VOXELS = 2**21
@@ -65,29 +72,26 @@ def space_header(
             return {"place": [one // step for one in strongest_place(region, own_map)]}
 
         lists.append(told(kinds, place_of))
+    shown = picture_of_map(example, space, mean, std)
+    strongest = next((region for kind in lists[0].values() for region in kind), None)
     if dims == 1:
-        shown = picture_of_map(example, space, mean, std).T[:MOST_CHANNELS]
-        values = block.add(shown, "float32")
-        small, n_channels = _small_signal(shown), len(shown)
+        small, shown = _small_signal(shown, maps[0]), shown.T[:MOST_CHANNELS]
+        values, n_channels = block.add(shown, "float32"), len(shown)
     else:
-        pixels = np.round(255 * picture_of_map(example, space, mean, std)[thin]).astype(np.uint8)
-        n_channels = pixels.shape[-1]
-        values = block.add(pixels, "uint8")
-        strongest = [*lists[0]["for"], *lists[0]["against"]]
-        middle = strongest[0]["place"][0] if strongest else len(pixels) // 2
-        small = np.broadcast_to(pixels[middle], (*pixels.shape[1:3], 3))
-    sides = np.broadcast_to(np.asarray(1.0 if spacing is None else spacing, dtype=float), dims)
-    finite = [np.abs(one[np.isfinite(one)]).max(initial=0) for one in maps]
+        pixels = np.round(255 * shown[thin]).astype(np.uint8)
+        values, n_channels = block.add(pixels, "uint8"), pixels.shape[-1]
+        middle = strongest["place"][0] if strongest else len(pixels) // 2
+        small = map_over(pixels[middle], maps[0][middle])
     header = {
         "space": list(maps[0].shape),
         "step": step,
-        "spacing": None if spacing is None else sides.tolist(),
+        "spacing": None if spacing is None else checked_spacing(spacing, dims),
         "values": values,
         "channels": n_channels,
         "left_out": len(example) - n_channels if dims == 1 else 0,
         "maps": block.add(np.stack([one.reshape(-1) for one in maps]), "float32"),
         "marks": block.add(np.stack([one.reshape(-1) for one in marks]), "uint8"),
-        "scale": float(max(finite)) or 1.0,
+        "scale": checked_scale(None, *maps),
         "listed": lists,
         "n_listed": n_listed,
         "scale_words": words.scale_words(evidence.parts),
@@ -113,15 +117,13 @@ def told(
     }
 
 
-def _small_signal(channels: Any) -> Bytes:
-    """A small picture of a signal."""
-    image = Image.new("RGB", (SIGNAL_SIDE, SIGNAL_SIDE), "white")
-    pen = ImageDraw.Draw(image)
-    for row, channel in enumerate(channels):
-        low, high = float(channel.min()), float(channel.max())
-        heights = (channel - low) / ((high - low) or 1)
-        across = np.linspace(0, SIGNAL_SIDE - 1, len(channel))
-        down = (row + 0.9 - 0.8 * heights) * SIGNAL_SIDE / len(channels)
-        pen.line(list(zip(across.tolist(), down.tolist(), strict=True)), fill="#222222")
-    pixels: Bytes = np.asarray(image)
+def _small_signal(shown: Floats, values: Floats) -> Bytes:
+    """A small picture of a signal (T, C) over its map (T,)."""
+    figure = new_figure((SIGNAL_SIDE / 100, SIGNAL_SIDE / 100), use_pyplot=False)
+    axes = figure.subplots()
+    draw_signal(axes, shown, values, checked_scale(None, values))
+    axes.axis("off")
+    content = io.BytesIO()
+    figure.savefig(content, dpi=100)
+    pixels: Bytes = np.asarray(Image.open(content).convert("RGB"))
     return pixels

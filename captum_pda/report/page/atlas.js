@@ -40,11 +40,6 @@ async function start() {
     byId(kind).replaceChildren(...groups.map((one) => group(one, header.photos, arrays)));
     byId(`${kind}-none`).hidden = groups.length > 0;
   }
-  document.body.dataset.ready = "true";
 }
 
-start().catch((error) => {
-  byId("failed").hidden = false;
-  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
-  throw error;
-});
+run(start);

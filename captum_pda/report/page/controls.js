@@ -24,36 +24,9 @@ class Controls {
       picture.outlined = event.target.checked;
       picture.draw();
     });
-    this.classes();
+    showClasses(view.header, view.choice.first, (first) => this.choose({ first }));
     this.others();
     this.methods();
-  }
-
-  // The classes with their probabilities, as a list to choose from.
-  classes() {
-    const { labels } = this.view.header;
-    const { measure } = this.view;
-    byId("classes").replaceChildren(
-      ...labels.map((name, place) => {
-        const value = this.view.header.predictions[place];
-        const bar = element("span", { class: "bar" });
-        if (measure.probabilities) bar.style.setProperty("--share", String(value));
-        return element(
-          "label",
-          { class: "class" },
-          element("input", {
-            type: "radio",
-            name: "class",
-            value: String(place),
-            checked: place === this.view.choice.first,
-            onchange: () => this.choose({ first: place }),
-          }),
-          bar,
-          nameElement(name),
-          element("span", { class: "number" }, predictionWords(value, measure)),
-        );
-      }),
-    );
   }
 
   others() {
@@ -149,17 +122,10 @@ class Controls {
   }
 
   legend() {
-    const { scale, choice, measure } = this.view;
-    byId("ramp").style.background = scaleGradient(choice.threshold / scale, this.view.header.colours);
-    const ticks = [-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * scale, scale)));
-    byId("ticks").replaceChildren(...ticks);
-    const inputs = byId("classes").querySelectorAll("input");
-    inputs[choice.first].checked = true;
-    byId("scale-label").textContent = measure.label;
-    byId("scale-words").textContent = scaleWords(this.view);
-    const total = choice.second === null ? this.view.methods[choice.method].totals[choice.first] : null;
-    byId("total").hidden = !total;
-    byId("total").textContent = typeset(total || "");
+    const { scale, choice, methods, header } = this.view;
+    byId("classes").querySelectorAll("input")[choice.first].checked = true;
+    const total = choice.second === null ? methods[choice.method].totals[choice.first] : null;
+    showScale({ scale, hidden: choice.threshold / scale, words: scaleWords(this.view), total }, header);
     byId("hold").checked = choice.held !== null;
   }
 }

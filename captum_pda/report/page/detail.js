@@ -53,7 +53,7 @@ class Detail {
       change(context);
       context.restore();
       const path = regionPath(this.view, told, this.view.photo.width);
-      outline(context, path, 1.6 / scale, "#111");
+      outline(context, path, 3.2 / scale, "#111");
     });
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", words);
@@ -63,7 +63,7 @@ class Detail {
   fill(context, part, { group, region, box }) {
     if (part.filled !== undefined) {
       const { width, height } = this.view.photo;
-      context.clip(maskPath(this.view, group, region));
+      context.clip(areaPath(this.view, { group, region }));
       context.drawImage(this.view.images.sheets.get(part.filled), 0, 0, width, height);
       return;
     }
@@ -91,7 +91,7 @@ class Detail {
     const { width, height } = this.view.photo;
     const seen = layer(width, height, (own) => {
       own.filter = `blur(${Math.min(box.width, box.height) / 16}px)`;
-      own.fill(group.cells ? maskPath(this.view, group, region) : boxPath(box));
+      own.fill(areaPath(this.view, { group, region }));
       own.filter = "none";
       own.globalCompositeOperation = "source-in";
       own.drawImage(this.view.images.photo, 0, 0);
@@ -113,19 +113,13 @@ function surroundings({ top, left, height, width }, photo) {
   };
 }
 
-function boxPath({ top, left, height, width }) {
+// What a region covers, as a path to fill or to clip.
+function areaPath(view, found) {
   const path = new Path2D();
-  path.rect(left, top, width, height);
-  return path;
-}
-
-function maskPath(view, group, region) {
-  const path = new Path2D();
-  const { top, left, height, width } = boxOf({ group, region });
-  for (let y = top; y < top + height; y += 1) {
-    for (let x = left; x < left + width; x += 1) {
-      if (group.cells[y * view.photo.width + x] === region) path.rect(x, y, 1, 1);
-    }
-  }
+  const { width } = view.photo;
+  const { top, left, height: tall, width: wide } = boxOf(found);
+  if (found.group.cells) {
+    for (const pixel of pixelsOf(found, view.photo)) path.rect(pixel % width, Math.floor(pixel / width), 1, 1);
+  } else path.rect(left, top, wide, tall);
   return path;
 }

@@ -57,3 +57,15 @@ function saveFile(blob, name) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
+
+// Fills the page, or says why it cannot be shown.
+async function run(start) {
+  try {
+    await start();
+    document.body.dataset.ready = "true";
+  } catch (error) {
+    byId("failed").hidden = false;
+    byId("failed").textContent = `This page cannot be shown: ${error.message}`;
+    throw error;
+  }
+}

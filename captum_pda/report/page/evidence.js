@@ -1,7 +1,6 @@
 // What regions say, and the maps made of it: the formulas of WindowEvidence.
 
 const ROUNDING = 1e-4;
-const FLAT = 1e-6;
 
 // The methods of a report; each has groups of regions of one size at one depth, and each group a
 // part for every context. Boxes and cells lie on the pixels of the photo.
@@ -122,35 +121,18 @@ function standardError(group, part, { first, second }, region) {
 
 // Each pixel the mean of the regions that cover it; NaN where none is known.
 function averaged(group, values) {
-  const [height, width] = group.space;
   if (group.owner) return Float64Array.from(group.owner, (region) => values[region]);
-  const stride = width + 1;
-  const total = new Float64Array((height + 1) * stride);
-  const count = new Float64Array((height + 1) * stride);
-  for (let region = 0; region < group.count; region += 1) {
-    if (!Number.isFinite(values[region])) continue;
-    const [top, left, tall, wide] = group.own.subarray(4 * region, 4 * region + 4);
-    for (const [y, x, sign] of [
-      [top, left, 1],
-      [top + tall, left, -1],
-      [top, left + wide, -1],
-      [top + tall, left + wide, 1],
-    ]) {
-      total[y * stride + x] += sign * values[region];
-      count[y * stride + x] += sign;
-    }
-  }
-  const map = new Float64Array(height * width);
-  for (const sums of [total, count]) {
-    for (let i = 1; i < sums.length; i += 1) if (i % stride) sums[i] += sums[i - 1];
-    for (let i = stride; i < sums.length; i += 1) sums[i] += sums[i - stride];
-  }
-  for (let y = 0; y < height; y += 1) {
-    for (let x = 0; x < width; x += 1) {
-      map[y * width + x] = count[y * stride + x] ? total[y * stride + x] / count[y * stride + x] : NaN;
-    }
-  }
-  return map;
+  const [height, width] = group.space;
+  const total = new Float64Array(height * width);
+  const count = new Float64Array(height * width);
+  values.forEach((value, region) => {
+    if (!Number.isFinite(value)) return;
+    eachPixel(boxAt(group.own, region), width, (pixel) => {
+      total[pixel] += value;
+      count[pixel] += 1;
+    });
+  });
+  return total.map((sum, pixel) => sum / count[pixel]);
 }
 
 // A map of a layer's places read between them, on the pixels of the photo.
@@ -240,167 +222,62 @@ function evidenceMap(groups, contexts, question, photo) {
 }
 
 // The mean of a map inside each region of a group; NaN for a region without pixels.
-function meansInside(group, map, { height, width }) {
+function meansInside(group, map, { width }) {
   const known = map.map((value) => (Number.isFinite(value) ? value : 0));
   const total = new Float64Array(group.count);
   const count = new Float64Array(group.count);
-  if (group.cells) {
-    group.cells.forEach((region, pixel) => {
-      total[region] += known[pixel];
-      count[region] += 1;
-    });
-    return total.map((sum, region) => sum / count[region]);
-  }
-  const stride = width + 1;
-  const sums = new Float64Array((height + 1) * stride);
-  for (let y = 0; y < height; y += 1) {
-    let row = 0;
-    for (let x = 0; x < width; x += 1) {
-      row += known[y * width + x];
-      sums[(y + 1) * stride + x + 1] = sums[y * stride + x + 1] + row;
-    }
-  }
-  return total.map((_, region) => {
-    const [top, left, tall, wide] = group.boxes.subarray(4 * region, 4 * region + 4);
-    const [upper, lower] = [top * stride + left, (top + tall) * stride + left];
-    return (sums[lower + wide] - sums[lower] - sums[upper + wide] + sums[upper]) / (tall * wide);
-  });
-}
-
-// Groups with the mean of the map inside each region, and what each region says itself in standard
-// deviations of the map of its part, if that is enough to list it.
-function saidByRegions(groups, contexts, question, map, photo, ownShare) {
-  const maps = [];
-  const sizes = groups.map((group) => {
-    const asked = group.parts.filter((part) => contexts.includes(part.context));
-    const answers = asked.map((part) => {
-      const values = partValues(group, part, question);
-      const own = partMap(group, part, values, photo);
-      const deviation = spread(own) > FLAT * largest(own) ? spread(own) : 1;
-      maps.push(own.map((value) => value / deviation));
-      return values.map((value) => (Number.isFinite(value) ? value / deviation : 0));
-    });
-    const means = meansInside(group, map, photo);
-    const said = means.map((mean, region) => Math.max(...answers.map((own) => Math.sign(mean) * own[region])));
-    return { group, said, means };
-  });
-  const mean = average(maps, maps.map(() => 1));
-  for (const size of sizes) {
-    const expected = meansInside(size.group, mean, photo);
-    size.carried = Array.from(size.said, (value, region) => value >= ownShare * Math.abs(expected[region]));
-    size.said = size.said.map((value, region) => (size.carried[region] ? value : 0));
-  }
-  // Regions that are only read from random sets were not asked by themselves.
-  const alone = sizes.filter(({ group }) =>
-    group.parts.some((part) => !part.in_sets && contexts.includes(part.context)));
-  return alone.length ? alone : sizes;
-}
-
-// The regions with the strongest evidence for and against, as the map has them: what
-// strongest_regions of the Python side lists. Those of the first size are preferred; where one says
-// next to nothing itself, the region that makes the map there is listed. A region that shares a small
-// part of its pixels with those listed before is listed without these, its lost pixels.
-function strongestRegions(sizes, first, map, photo, limits) {
-  const { count, least_share: leastShare, shared_part: sharedPart } = limits;
-  const before = (a, b) => b.strength - a.strength || a.place - b.place || a.region - b.region;
-  const entry = (place, region, replaces = false, value = sizes[place].means[region]) => (
-    { place, region, replaces, strength: Math.abs(value) });
-  const queue = Array.from(sizes[first].means, (_, region) => entry(first, region))
-    .filter(({ strength }) => Number.isFinite(strength))
-    .sort(before);
-  const least = queue.length ? leastShare * queue[0].strength : 0;
-  const chosen = { for: [], against: [] };
-  const taken = new Uint8Array(photo.height * photo.width);
-  const insert = (own, k) => {
-    const at = queue.findIndex((one, place) => place > k && before(own, one) < 0);
-    queue.splice(at < 0 ? queue.length : at, 0, own);
+  const add = (region, pixel) => {
+    total[region] += known[pixel];
+    count[region] += 1;
   };
-  for (let k = 0; k < queue.length && queue[k].strength > least; k += 1) {
-    const { place, region, replaces, strength } = queue[k];
-    const { group, means, carried } = sizes[place];
-    const sign = Math.sign(means[region]);
-    const kind = chosen[sign < 0 ? "against" : "for"];
-    const all = kind.length === count ? [] : pixelsOf({ group, region }, photo);
-    const lost = new Set(all.filter((pixel) => taken[pixel]));
-    if (!all.length || lost.size > sharedPart * all.length) continue;
-    const pixels = all.filter((pixel) => !lost.has(pixel));
-    const value = lost.size ? meanOf(map, pixels) : means[region];
-    if (lost.size && Math.sign(value) !== sign) continue;
-    if (lost.size && Math.abs(value) < strength) {
-      insert(entry(place, region, replaces, value), k);
-      continue;
-    }
-    const other = carried[region] || replaces ? null : strongestInside(sizes, sign, pixels, photo);
-    if (other) {
-      insert(entry(...other, true), k);
-      continue;
-    }
-    pixels.forEach((pixel) => { taken[pixel] = 1; });
-    kind.push({ group, region, lost, value, carried: carried[region] });
+  if (group.cells) group.cells.forEach(add);
+  else for (let region = 0; region < group.count; region += 1) {
+    eachPixel(boxAt(group.boxes, region), width, (pixel) => add(region, pixel));
   }
-  for (const kind of Object.values(chosen)) kind.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+  return total.map((sum, region) => sum / count[region]);
+}
+
+// The regions of one size with the strongest evidence for and against: in the order of the map
+// inside them, and with its sign. Of those that overlap, the stronger is listed.
+function strongestRegions(group, means, photo, { count, least_share: leastShare }) {
+  const strength = (region) => Math.abs(means[region]);
+  const order = [...means.keys()].filter((region) => Number.isFinite(means[region]));
+  order.sort((a, b) => strength(b) - strength(a) || a - b);
+  const taken = new Uint8Array(photo.height * photo.width);
+  const chosen = { for: [], against: [] };
+  for (const region of order) {
+    if (strength(region) <= leastShare * strength(order[0])) break;
+    const found = { group, region, lost: new Set(), value: means[region] };
+    const kind = chosen[found.value < 0 ? "against" : "for"];
+    const pixels = pixelsOf(found, photo);
+    if (kind.length === count || pixels.some((pixel) => taken[pixel])) continue;
+    pixels.forEach((pixel) => { taken[pixel] = 1; });
+    kind.push(found);
+  }
   return chosen;
 }
 
-// The mean of a map over some pixels, with 0 for those that are not known.
-function meanOf(map, pixels) {
-  return pixels.reduce((sum, pixel) => sum + (Number.isFinite(map[pixel]) ? map[pixel] : 0), 0) / pixels.length;
-}
-
-// Of the regions with a sign, the one that says most times the share of it that lies in some pixels.
-function strongestInside(sizes, sign, pixels, photo) {
-  const inside = new Float64Array(photo.height * photo.width);
-  pixels.forEach((pixel) => { inside[pixel] = 1; });
-  let [most, found] = [0, null];
-  sizes.forEach(({ group, means, said }, place) => {
-    meansInside(group, inside, photo).forEach((share, region) => {
-      if (Math.sign(means[region]) === sign && share * said[region] > most) {
-        [most, found] = [share * said[region], [place, region]];
-      }
-    });
-  });
-  return found;
-}
-
 // The pixels of a region; of a listed one, those that it has not lost.
-function pixelsOf({ group, region, lost = new Set() }, photo) {
-  const { top, left, height, width } = boxOf({ group, region });
+function pixelsOf({ group, region, lost }, { width }) {
   const pixels = [];
-  for (let y = top; y < top + height; y += 1) {
-    for (let x = left; x < left + width; x += 1) {
-      const pixel = y * photo.width + x;
-      if ((!group.cells || group.cells[pixel] === region) && !lost.has(pixel)) pixels.push(pixel);
-    }
-  }
+  eachPixel(boxAt(group.boxes, region), width, (pixel) => {
+    if ((!group.cells || group.cells[pixel] === region) && !(lost && lost.has(pixel))) pixels.push(pixel);
+  });
   return pixels;
 }
 
-// Whether the questions and sizes disagree about a region by as much as its value.
-function isUncertain(found, maps, photo) {
-  if (maps.length < 2) return false;
-  const pixels = pixelsOf(found, photo);
-  const each = maps.map((map) => {
-    const own = spread(map);
-    return meanOf(map, pixels) / (own <= FLAT * largest(map) ? 1 : own);
-  });
-  const mean = each.reduce((sum, value) => sum + value, 0) / each.length;
-  const squares = each.reduce((sum, value) => sum + (value - mean) ** 2, 0);
-  return Math.abs(mean) <= Math.sqrt(squares / (each.length - 1));
-}
-
-// The box of the pixels that a listed region has not lost.
-function boxLeft(found, photo) {
-  if (!found.lost.size) return boxOf(found);
-  const pixels = pixelsOf(found, photo);
-  const rows = pixels.map((pixel) => Math.floor(pixel / photo.width));
-  const columns = pixels.map((pixel) => pixel % photo.width);
-  const ends = (places) => places.reduce(([a, b], c) => [Math.min(a, c), Math.max(b, c)], [Infinity, -1]);
-  const [[top, bottom], [left, right]] = [ends(rows), ends(columns)];
-  return { top, left, height: bottom - top + 1, width: right - left + 1 };
+function eachPixel({ top, left, height, width }, across, visit) {
+  for (let y = top; y < top + height; y += 1) {
+    for (let x = left; x < left + width; x += 1) visit(y * across + x);
+  }
 }
 
 function boxOf({ group, region }) {
-  const [top, left, height, width] = group.boxes.subarray(4 * region, 4 * region + 4);
+  return boxAt(group.boxes, region);
+}
+
+function boxAt(boxes, region) {
+  const [top, left, height, width] = boxes.subarray(4 * region, 4 * region + 4);
   return { top, left, height, width };
 }
 

@@ -97,11 +97,6 @@ async function start() {
   byId("choices").addEventListener("submit", (event) => event.preventDefault());
   show();
   watch(cards, entries, arrays);
-  document.body.dataset.ready = "true";
 }
 
-start().catch((error) => {
-  byId("failed").hidden = false;
-  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
-  throw error;
-});
+run(start);

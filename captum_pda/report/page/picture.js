@@ -126,17 +126,17 @@ class Picture {
       const [left, top, right, bottom] = box.map((place) => (place * width) / this.view.photo.width);
       const path = new Path2D();
       path.rect(left, top, right - left, bottom - top);
-      outline(context, path, dense, "#e8b400");
+      outline(context, path, 2 * dense, "#e8b400");
     }
     if (this.outlined) {
       for (const kind of ["for", "against"]) {
         for (const found of this.view.listed[kind]) {
-          outline(context, regionPath(this.view, found, width), dense, colours[kind]);
+          outline(context, regionPath(this.view, found, width), 2 * dense, colours[kind]);
         }
       }
     }
     if (this.view.selected) {
-      outline(context, regionPath(this.view, this.view.selected, width), 1.4 * dense, "#111");
+      outline(context, regionPath(this.view, this.view.selected, width), 2.8 * dense, "#111");
     }
   }
 
@@ -198,31 +198,15 @@ function isSame(a, b) {
   return Boolean(a && b && a.group === b.group && a.region === b.region);
 }
 
-// A region's outline: its box, or its own border where it has another shape or has lost pixels.
-function regionPath(view, { group, region, lost = new Set() }, width) {
-  const scale = width / view.photo.width;
+// A region's outline, on a picture of some width: its box, or its own border.
+function regionPath(view, found, wide) {
+  const { width } = view.photo;
   const path = new Path2D();
-  const { top, left, height: tall, width: wide } = boxOf({ group, region });
-  if (!group.cells && !lost.size) {
-    path.rect(left * scale, top * scale, wide * scale, tall * scale);
-    return path;
-  }
-  const own = (y, x) =>
-    y >= top && x >= left && y < top + tall && x < left + wide && !lost.has(y * view.photo.width + x) &&
-    (!group.cells || group.cells[y * view.photo.width + x] === region);
-  const edge = (fromY, fromX, toY, toX) => {
-    path.moveTo(fromX * scale, fromY * scale);
-    path.lineTo(toX * scale, toY * scale);
-  };
-  for (let y = top; y < top + tall; y += 1) {
-    for (let x = left; x < left + wide; x += 1) {
-      if (!own(y, x)) continue;
-      if (!own(y - 1, x)) edge(y, x, y, x + 1);
-      if (!own(y + 1, x)) edge(y + 1, x, y + 1, x + 1);
-      if (!own(y, x - 1)) edge(y, x, y + 1, x);
-      if (!own(y, x + 1)) edge(y, x + 1, y + 1, x + 1);
-    }
-  }
+  const own = found.group.cells || found.lost?.size ? new Set(pixelsOf(found, view.photo)) : null;
+  const { top, left, height: tall, width: across } = boxOf(found);
+  const scale = wide / width;
+  if (own) addBorder(path, (y, x) => own.has(y * width + x), boxOf(found), [scale, scale]);
+  else path.rect(left * scale, top * scale, across * scale, tall * scale);
   return path;
 }
 
@@ -235,18 +219,6 @@ function insideOf(view, found) {
   const far = ([y, x]) => (y - my) ** 2 + (x - mx) ** 2;
   const [y, x] = pixels.reduce((a, b) => (far(b) < far(a) ? b : a));
   return { y: y + 0.5, x: x + 0.5 };
-}
-
-// A line with a white rim, so that it is seen on anything.
-function outline(context, path, dense, colour) {
-  context.lineJoin = "round";
-  context.lineCap = "round";
-  context.lineWidth = 4 * dense;
-  context.strokeStyle = "rgb(255 255 255 / 0.9)";
-  context.stroke(path);
-  context.lineWidth = 2 * dense;
-  context.strokeStyle = colour;
-  context.stroke(path);
 }
 
 function pictureWords(view) {

@@ -40,34 +40,13 @@ async function start() {
   };
   const controls = new Controls(view, picture, chosen);
 
-  document.title = `${header.title}: ${header.labels[0]}`;
-  byId("title").textContent = header.title;
-  byId("verdict").replaceChildren(
-    nameElement(header.labels[0]),
-    element("span", { class: "share" }, predictionWords(header.predictions[0], header.measure)),
-  );
-  if (header.truth !== null) {
-    const right = header.truth === 0 ? ["\u2713 right"] : ["\u2717 wrong, it is "];
-    if (header.truth !== 0) right.push(nameElement(header.labels[header.truth]));
-    byId("truth").replaceChildren(...right);
-  }
-  byId("settings").replaceChildren(
-    ...header.settings.flatMap(([name, text]) => [
-      element("dt", {}, name),
-      element("dd", {}, nameElement(text)),
-    ]),
-  );
+  showHeader(header);
   byId("save").addEventListener("click", async () => {
     saveFile(await savedView(view, picture), savedName(view));
   });
   const [strong] = view.listed.for.concat(view.listed.against);
   if (strong) view.select(strong);
   chosen();
-  document.body.dataset.ready = "true";
 }
 
-start().catch((error) => {
-  byId("failed").hidden = false;
-  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
-  throw error;
-});
+run(start);

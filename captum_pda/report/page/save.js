@@ -28,7 +28,7 @@ function savedView(view, picture) {
     context.strokeStyle = "#8a8d94";
     context.strokeRect(margin + 0.5, top + 0.5, inner - 1, ramp - 1);
     context.fillStyle = "#55585f";
-    for (const share of [-1, -0.5, 0, 0.5, 1]) {
+    for (const share of TICKS) {
       context.textAlign = share === -1 ? "left" : share === 1 ? "right" : "center";
       const text = signed(share * view.scale, view.scale);
       context.fillText(text, margin + (inner * (share + 1)) / 2, top + ramp + 28);

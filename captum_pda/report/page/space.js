@@ -111,7 +111,7 @@ class Slice {
     const [wide, tall] = [this.canvas.width, this.canvas.height];
     context.drawImage(small, 0, 0, wide, tall);
     const [sx, sy] = [wide / width, tall / height];
-    if (space.outlined) this.outlines(context, index, height, width, sx, sy);
+    if (space.outlined) this.outlines(context, index, height, width, [sx, sy]);
     for (const style of ["rgb(255 255 255 / 0.6)", "#111"]) {
       context.strokeStyle = style;
       context.lineWidth = style === "#111" ? 1 : 3;
@@ -146,31 +146,16 @@ class Slice {
     });
   }
 
-  outlines(context, index, height, width, sx, sy) {
+  outlines(context, index, height, width, scale) {
     const { header } = space;
-    const paths = { for: new Path2D(), against: new Path2D() };
-    const mark = (y, x) => (y < 0 || x < 0 || y >= height || x >= width ? 0 : space.markAt(index(y, x)));
-    for (let y = 0; y < height; y += 1) {
-      for (let x = 0; x < width; x += 1) {
-        const own = mark(y, x);
-        if (!own) continue;
-        const path = paths[own > header.n_listed ? "against" : "for"];
-        const edge = (fromX, fromY, toX, toY) => {
-          path.moveTo(fromX * sx, fromY * sy);
-          path.lineTo(toX * sx, toY * sy);
-        };
-        if (mark(y - 1, x) !== own) edge(x, y, x + 1, y);
-        if (mark(y + 1, x) !== own) edge(x, y + 1, x + 1, y + 1);
-        if (mark(y, x - 1) !== own) edge(x, y, x, y + 1);
-        if (mark(y, x + 1) !== own) edge(x + 1, y, x + 1, y + 1);
+    for (const [against, kind] of ["for", "against"].entries()) {
+      const path = new Path2D();
+      for (let place = 1; place <= header.n_listed; place += 1) {
+        const number = place + against * header.n_listed;
+        const isOwn = (y, x) => space.markAt(index(y, x)) === number;
+        addBorder(path, isOwn, { top: 0, left: 0, height, width }, scale);
       }
-    }
-    for (const kind of ["for", "against"]) {
-      for (const [style, line] of [["rgb(255 255 255 / 0.9)", 5], [header.colours[kind], 2.5]]) {
-        context.strokeStyle = style;
-        context.lineWidth = line;
-        context.stroke(paths[kind]);
-      }
+      outline(context, path, 2.5, header.colours[kind]);
     }
   }
 }
@@ -282,74 +267,28 @@ function placeWords() {
   return place.map((at, axis) => `${AXES[axis].toLowerCase()} ${at * header.step}`).join(", ");
 }
 
-function listRows(kind, changed) {
-  const { header, listed } = space;
-  byId(`${kind}-title`).replaceChildren(`Speaks ${kind} `, nameElement(header.labels[space.first]));
-  byId(`${kind}-none`).hidden = listed[kind].length > 0;
-  byId(`${kind}-rows`).replaceChildren(
-    ...listed[kind].map((region, number) => {
-      const look = () => {
-        space.place = [...region.place];
-        changed();
-      };
-      const sign = kind === "for" ? "+" : MINUS;
-      return element(
-        "li", { onclick: look },
-        element("button", { type: "button", class: `chip ${kind}`, "aria-label": `Look at number ${number + 1} ${kind}: ${region.answers.join("; ")}`, onclick: look }, `${sign}${number + 1}`),
-        element("div", {}, ...region.answers.map((answer) => element("p", { class: "answer" }, typeset(answer)))),
-      );
-    }),
-  );
-}
-
-function predicted(value, { probabilities }) {
-  return probabilities ? percent(value) : general(value, 4);
-}
-
-function classRows(changed) {
-  const { header } = space;
-  byId("classes").replaceChildren(
-    ...header.labels.map((name, place) => {
-      const bar = element("span", { class: "bar" });
-      if (header.measure.probabilities) bar.style.setProperty("--share", String(header.predictions[place]));
-      const choose = () => {
-        space.first = place;
-        changed();
-      };
-      return element(
-        "label", { class: "class" },
-        element("input", { type: "radio", name: "class", value: String(place), checked: place === space.first, onchange: choose }),
-        bar, nameElement(name),
-        element("span", { class: "number" }, predicted(header.predictions[place], header.measure)),
-      );
-    }),
-  );
-}
-
 function showTest(test, step) {
-  byId("curves").replaceChildren(...testCurves(test, step, space.header.measure.probabilities));
+  showCurves(test, step, space.header.measure);
   const { share, hidden, shown } = test.words;
   const words = `without the strongest ${share[step]}: ${hidden[0]} -> ${hidden[step]}; with only these: ${shown[step]}`;
-  byId("share").value = String(step);
-  byId("share-value").textContent = share[step];
   byId("test-words").textContent = typeset(words);
-  byId("share").setAttribute("aria-valuetext", words);
-  byId("curves").setAttribute("aria-label", words);
 }
 
-function showClass() {
-  const { header } = space;
+// What belongs to the class that was chosen.
+function showClass(changed) {
+  const { header, listed, first } = space;
+  for (const kind of ["for", "against"]) {
+    const row = (region, place) => regionRow(kind, place, region.answers, null, () => {
+      space.place = [...region.place];
+      changed();
+    });
+    showList(kind, header.labels[first], null, listed[kind], row);
+  }
   const { test } = header;
-  const tested = test && test.failure === null && test.place === space.first;
-  byId("test").hidden = !tested;
-  byId("tested").hidden = !tested && !(test && test.failure);
-  if (tested) {
-    byId("tested").textContent = typeset(`${test.passed ? "Tested on this input" : "Test failed"}: ${test.sentence}`);
-    byId("tested").classList.toggle("failed", !test.passed);
-  } else if (test && test.failure) byId("tested").textContent = test.failure;
-  const total = header.totals[space.first];
-  byId("total").hidden = !total;
-  byId("total").textContent = typeset(total || "");
+  const isTested = Boolean(test) && test.failure === null && test.place === first;
+  byId("test").hidden = !isTested;
+  showSentence(test, isTested, "input");
+  showScale({ scale: header.scale, hidden: 0, words: header.scale_words, total: header.totals[first] }, header);
 }
 
 async function start() {
@@ -362,30 +301,15 @@ async function start() {
     const unit = header.measure.unit ? ` ${header.measure.unit}` : "";
     byId("here").textContent = `${placeWords()}: ${signed(value, header.scale)}${unit} on the map`;
   };
-  const chosen = () => {
-    listRows("for", looked);
-    listRows("against", looked);
-    showClass();
+  const chosen = (first) => {
+    space.first = first;
+    showClass(looked);
     looked();
   };
   const panels = space.shape.length === 1 ? [new Signal(looked)] : [0, 1, 2].map((axis) => new Slice(axis, looked));
   byId("panels").className = space.shape.length === 1 ? "signal" : "volume";
   byId("panels").replaceChildren(...panels.map((panel) => panel.figure));
-  document.title = `${header.title}: ${header.labels[0]}`;
-  byId("title").textContent = header.title;
-  byId("verdict").replaceChildren(
-    nameElement(header.labels[0]),
-    element("span", { class: "share" }, predicted(header.predictions[0], header.measure)),
-  );
-  if (header.truth !== null) {
-    const right = header.truth === 0 ? ["\u2713 right"] : ["\u2717 wrong, it is "];
-    if (header.truth !== 0) right.push(nameElement(header.labels[header.truth]));
-    byId("truth").replaceChildren(...right);
-  }
-  byId("ramp").style.background = scaleGradient(0, header.colours);
-  byId("ticks").replaceChildren(...[-1, -0.5, 0, 0.5, 1].map((share) => element("span", {}, signed(share * header.scale, header.scale))));
-  byId("scale-label").textContent = header.measure.label;
-  byId("scale-words").textContent = header.scale_words;
+  showHeader(header);
   const every = header.step > 1 ? ` One voxel in ${header.step} along each axis is shown.` : "";
   const more = header.left_out ? ` ${counted(header.left_out, "more channel")} not shown.` : "";
   byId("keys").textContent = space.shape.length === 1
@@ -403,21 +327,11 @@ async function start() {
   });
   const { test } = header;
   if (test && test.failure === null) {
-    byId("share").max = String(test.shares.length - 1);
     byId("share").addEventListener("input", (event) => showTest(test, event.target.valueAsNumber));
-    byId("test-gain").textContent = `Area between the curves (symmetric relevance gain): ${test.gain}; a random map has 0.`;
     showTest(test, test.start);
   }
-  byId("settings").replaceChildren(
-    ...header.settings.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, nameElement(text))]),
-  );
-  classRows(chosen);
-  chosen();
-  document.body.dataset.ready = "true";
+  showClasses(header, space.first, chosen);
+  chosen(space.first);
 }
 
-start().catch((error) => {
-  byId("failed").hidden = false;
-  byId("failed").textContent = `This page cannot be shown: ${error.message}`;
-  throw error;
-});
+run(start);

@@ -7,16 +7,11 @@ class Tables {
   }
 
   redraw() {
-    const rather = this.view.otherName;
+    const { className, otherName, listed, pointed } = this.view;
     for (const kind of ["for", "against"]) {
-      const words = [nameElement(this.view.className)];
-      if (rather !== null) words.push(" rather than ", nameElement(rather));
-      byId(`${kind}-title`).replaceChildren(`Speaks ${kind} `, ...words);
-      const rows = this.view.listed[kind].map((found, place) => this.row(found, place, kind));
-      byId(`${kind}-rows`).replaceChildren(...rows);
-      byId(`${kind}-none`).hidden = rows.length > 0;
+      showList(kind, className, otherName, listed[kind], (found, place) => this.row(found, place, kind));
     }
-    byId("ranked").textContent = `Of ${this.view.pointed.title}, in the order of the map inside them.`;
+    byId("ranked").textContent = `Of ${pointed.title}, in the order of the map inside them.`;
     this.mark();
   }
 
@@ -25,27 +20,10 @@ class Tables {
       this.view.select(found);
       this.changed();
     };
-    const where = placeWords(boxLeft(found, this.view.photo), this.view.photo);
-    const made = element(
-      "li",
-      { onpointerenter: look, onclick: look },
-      element(
-        "button",
-        {
-          type: "button",
-          class: `chip ${kind}`,
-          "aria-label": `Look at number ${place + 1} ${kind}: ${where}; ${found.answers.join("; ")}`,
-          onfocus: look,
-        },
-        `${kind === "for" ? "+" : MINUS}${place + 1}`,
-      ),
-      element(
-        "div",
-        {},
-        ...found.answers.map((answer) => element("p", { class: "answer" }, typeset(answer))),
-        element("p", { class: "where" }, where),
-      ),
-    );
+    const where = placeWords(boxOf(found), this.view.photo);
+    const made = regionRow(kind, place, found.answers, where, look);
+    made.addEventListener("pointerenter", look);
+    made.addEventListener("focusin", look);
     made.found = found;
     return made;
   }

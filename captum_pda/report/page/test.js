@@ -34,25 +34,17 @@ class MapTest {
 
   redraw() {
     const { test } = this;
-    byId("test").hidden = !test;
-    byId("tested").hidden = !test;
-    if (!test) return;
-    const told = test.failure === null;
-    const shown = told && this.isShown;
-    byId("tested").hidden = told && !shown;
-    byId("tested").classList.toggle("failed", told && !test.passed);
-    byId("test").classList.toggle("failed", told && !test.passed);
-    byId("tested").textContent = typeset(this.sentence());
-    byId("test").hidden = !told;
-    if (!told) return;
+    const isMade = Boolean(test) && test.failure === null;
+    const shown = isMade && this.isShown;
+    showSentence(test, shown, "photo");
+    byId("test").hidden = !isMade;
+    if (!isMade) return;
     byId("test-body").hidden = !shown;
     byId("test-other").hidden = shown;
     const name = isolated(this.view.header.labels[test.place]);
     byId("test-other").textContent = `The map for ${name}, of all regions and questions, was tested; this one was not.`;
     if (!shown) return;
     this.order = strongestFirst(this.view.map);
-    byId("test-gain").textContent = `Area between the curves (symmetric relevance gain): ${test.gain}; a random map has 0.`;
-    byId("share").max = String(test.shares.length - 1);
     const modes = [
       { value: "hidden", words: "hide the strongest" },
       { value: "shown", words: "show only them" },
@@ -64,33 +56,17 @@ class MapTest {
     this.show(test.start);
   }
 
-  sentence() {
-    const { test } = this;
-    if (test.failure !== null) return test.failure;
-    return test.passed ? `Tested on this photo: ${test.sentence}` : `Test failed: ${test.sentence}`;
-  }
-
   // The photo and the numbers at one of the shares that were tested.
   show(step) {
     const { test, mode } = this;
     this.step = step;
-    byId("share").value = String(step);
-    const share = test.words.share[step];
-    byId("share-value").textContent = share;
-    byId("share").setAttribute("aria-valuetext", share);
-    const predicted = test.words[mode][step];
+    const [share, predicted] = [test.words.share[step], test.words[mode][step]];
     const words = mode === "hidden"
       ? `without the strongest ${share}: ${test.words.hidden[0]} -> ${predicted}`
       : `with only the strongest ${share}: ${predicted}`;
     byId("test-words").textContent = typeset(words);
     this.drawPhoto(test.shares[step], words);
-    byId("curves").replaceChildren(...testCurves(test, step, this.view.measure.probabilities));
-    const name = (which) => test.words[which][step];
-    byId("curves").setAttribute(
-      "aria-label",
-      `The prediction against the share of pixels; at ${share}: ${name("hidden")} with the strongest hidden, ` +
-        `${name("shown")} with only them shown`,
-    );
+    showCurves(test, step, this.view.measure);
   }
 
   drawPhoto(share, words) {

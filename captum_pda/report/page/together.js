@@ -16,6 +16,11 @@ class Together {
     const canvas = byId("together-photo");
     [canvas.width, canvas.height] = [this.size.width, this.size.height];
     canvas.addEventListener("click", (event) => this.point(event));
+    this.borders = this.told.places.map((_, number) => {
+      const path = new Path2D();
+      addBorder(path, (y, x) => this.owners[y * this.size.width + x] === number, { top: 0, left: 0, ...this.size }, [1, 1]);
+      return path;
+    });
     const options = this.told.places.map((_, number) => ({ value: number, words: String(number) }));
     choices(byId("together-regions"), "together-region", options, this.chosen, (number) => this.choose(number));
     this.choose(this.chosen);
@@ -56,7 +61,10 @@ class Together {
     context.globalAlpha = 0.6;
     context.drawImage(this.image, 0, 0, width, height);
     context.globalAlpha = 1;
-    this.outline(context);
+    for (const one of this.told.places.keys()) {
+      if (one !== this.chosen) outline(context, this.borders[one], width / 224, "#777");
+    }
+    outline(context, this.borders[this.chosen], width / 112, "#b2182b");
     for (const pair of own.filter((one) => one.is_strong)) {
       const [from, to] = pair.regions.map((number) => this.told.places[number]);
       const line = STRONGEST_LINE * Math.abs(pair.share);
@@ -81,23 +89,5 @@ class Together {
       context.fillText(String(number), x, y);
     });
     canvas.setAttribute("aria-label", `The regions, with lines from region ${this.chosen} to its partners`);
-  }
-
-  // The edges between regions; those of the chosen one are darker.
-  outline(context) {
-    const { width, height } = this.size;
-    const { owners, chosen } = this;
-    for (let row = 0; row < height; row += 1) {
-      for (let column = 0; column < width; column += 1) {
-        const place = row * width + column;
-        const own = owners[place];
-        const right = column + 1 < width ? owners[place + 1] : own;
-        const below = row + 1 < height ? owners[place + width] : own;
-        if (own === right && own === below) continue;
-        const isChosen = [own, right, below].includes(chosen);
-        context.fillStyle = isChosen ? "#b2182b" : "#777";
-        context.fillRect(column, row, isChosen ? 2 : 1, isChosen ? 2 : 1);
-      }
-    }
   }
 }

@@ -41,16 +41,12 @@ class View {
     this.fitted = this.fittedScale() || 1;
     this.scale = this.choice.held || this.fitted;
     this.means = new Map();
-    this.pointed = this.pointable().reduce((a, b) => (b.rank < a.rank ? b : a));
+    // Regions of the photo itself can be pointed at, unless a layer was chosen.
+    const some = this.groups.filter((group) => contextsOf([group]).some((one) => this.contexts.includes(one)));
+    const own = some.filter((group) => group.depth === "input");
+    [this.pointed] = own.length ? own : some;
     this.listed = this.listedRegions();
     if (this.selected) this.keepSelected();
-  }
-
-  // Regions that can be pointed at: of the photo itself, unless a layer was chosen.
-  pointable() {
-    const asked = this.groups.filter((group) => contextsOf([group]).some((one) => this.contexts.includes(one)));
-    const own = asked.filter((group) => group.depth === "input");
-    return own.length ? own : asked;
   }
 
   // Whether the map is that of all regions and questions, as Python's attribution.
@@ -58,7 +54,7 @@ class View {
     return this.choice.group === null && this.choice.context === null;
   }
 
-  // Python's own list where there is one for this choice; otherwise the same made here.
+  // Python's own list where there is one for this choice; otherwise one of the regions pointed at.
   listedRegions() {
     const { first, second } = this.choice;
     const { listed, pair } = this.methods[this.choice.method];
@@ -70,30 +66,15 @@ class View {
   }
 
   ownList() {
-    const groups = this.pointable();
-    const { own_share: ownShare } = this.header.listed;
-    const sizes = saidByRegions(groups, this.contexts, this.question, this.map, this.photo, ownShare);
-    const found = strongestRegions(
-      sizes, Math.max(0, sizes.findIndex(({ group }) => group === this.pointed)), this.map, this.photo,
-      this.header.listed);
-    const maps = groups.flatMap((group) =>
-      group.parts
-        .filter((part) => this.contexts.includes(part.context))
-        .map((part) => partMap(group, part, partValues(group, part, this.question), this.photo)),
-    );
-    const { words } = this.header;
-    const { close_share: closeShare, least_answer: least } = this.header.listed;
-    const says = ({ value }) => Math.abs(value) > least;
-    const told = (chosen) =>
-      chosen.filter((one) => this.describe(one).parts.some(says)).map((one, place, regions) => {
-        const answers = this.describe(one).parts.map((part) => answerWords(part, this.header));
-        const next = regions[place + 1];
-        const [own, other] = [one, next || one].map(({ value }) => Math.abs(value));
-        if (!one.carried || isUncertain(one, maps, this.photo)) answers.push(words.uncertain);
-        else if (next && own - other < closeShare * own) answers.push(words.tied);
-        return { ...one, answers };
-      });
-    return { for: told(found.for), against: told(found.against) };
+    const { pointed, header } = this;
+    const found = strongestRegions(pointed, this.meansOf(pointed), this.photo, header.listed);
+    const told = (one) => {
+      const { parts } = this.describe(one);
+      const answers = parts.map((part) => answerWords(part, header));
+      if (!parts.some(({ value }) => value * one.value > 0)) answers.push(header.words.uncertain);
+      return { ...one, answers };
+    };
+    return { for: found.for.map(told), against: found.against.map(told) };
   }
 
   // The mean of the map inside each region of a group.

@@ -15,10 +15,6 @@ function filled(template, parts) {
   return template.replace(/\{(\w+)\}/g, (_, name) => parts[name]);
 }
 
-function predictionWords(value, measure) {
-  return measure.probabilities ? percent(value) : general(value, 4);
-}
-
 function withUnit(words, { unit }) {
   return unit ? `${words} ${unit}` : words;
 }
