@@ -161,14 +161,10 @@ KINDS = (
 #: What a network changes of itself.
 MUTATIONS = (
     "weight",
-    "weight data",
-    "weight set",
     "constant",
-    "constant data",
     "constant by the input",
     "constant in a script",
     "scalar",
-    "scalar by numpy",
     "norm",
 )
 
@@ -219,7 +215,7 @@ class AliasingNetwork(nn.Module):
     def _set_back(self) -> None:
         with torch.no_grad():
             for weight, kept in zip(self.weights, self.kept, strict=True):
-                weight.data = kept.clone()
+                weight.copy_(kept)
             self.constant.copy_(self.kept_constant)
             self.scalar.fill_(1.0)
             self.norm.weight.fill_(1.0)
@@ -227,20 +223,12 @@ class AliasingNetwork(nn.Module):
     def _mutate(self, what: str, maps: Tensor) -> None:
         if what == "weight":
             self.weights[0].mul_(1.5)
-        elif what == "weight data":
-            self.weights[0].data.mul_(-0.5)
-        elif what == "weight set":
-            self.weights[0].data = self.kept[1].clone()
         elif what == "constant":
             self.constant += 1.0
-        elif what == "constant data":
-            self.constant.data[1:].sub_(0.5)
         elif what == "scalar":
             self.scalar.mul_(3.0)
-        elif what == "scalar by numpy":
-            self.scalar.numpy()[...] = 2.5
         elif what == "norm":
-            self.norm.weight.data.add_(0.5)
+            self.norm.weight.add_(0.5)
         elif what == "constant by the input":
             self.constant.copy_(maps.detach()[0].mean((1, 2)).view(-1, 1, 1) * 0 + 0.3)
         else:

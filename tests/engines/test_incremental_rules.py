@@ -151,6 +151,20 @@ def test_padding(data: Any) -> None:
     )
 
 
+PADDED = {
+    "evenly": lambda x, w: F.conv2d(F.pad(x, (2, 2, 1, 1)), w, padding=(0, 1)),
+    "unevenly": lambda x, w: F.conv2d(F.pad(x, (0, 1, 1, 2)), w, stride=2),
+    "by name": lambda x, w: F.conv2d(F.pad(x, (1, 1, 1, 1)), w, padding="same"),
+}
+
+
+@pytest.mark.parametrize("how", PADDED)
+def test_zeros_around_maps_that_boxes_cover(how: str) -> None:
+    weight = random(3, 4, 3, 3)
+    grid = WindowGrid((9, 10), (9, 10), (1, 1))
+    assert_same(lambda x: PADDED[how](x, weight), random(1, 4, 9, 10), grid, stays=False)
+
+
 @EXAMPLES
 @given(data=st.data())
 def test_joining_maps_with_different_boxes(data: Any) -> None:

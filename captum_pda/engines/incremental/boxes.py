@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.protocol import IncrementalError
 from captum_pda.regions.protocol import Integers
 
 #: The fraction of a map from which it is cheaper to compute all of it than to add its rim.
@@ -123,18 +122,6 @@ def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
     return values * n_axes if len(values) == 1 else values
 
 
-class OverwrittenError(IncrementalError):
-    """Values are read that the batch before did not need again, and that were overwritten."""
-
-
-@dataclass
-class Reads:
-    """How often a result was read in this batch, and how often in the one before."""
-
-    expected: int
-    count: int = 0
-
-
 class Boxed:
     """Feature maps of perturbed copies: a box for each copy, and the unperturbed map around it.
 
@@ -143,7 +130,6 @@ class Boxed:
         spans: where the boxes lie along each spatial axis.
         base: the unperturbed map, (1, ...); None where the boxes cover the map.
         space: which dimensions of ``values`` are the spatial axes.
-        reads: counts how often the values are read; None for values in memory that is shared.
         zeros: how many zeros are still to be put around the values, on both sides of each axis.
     """
 
@@ -153,13 +139,10 @@ class Boxed:
         spans: tuple[Span, ...],
         base: Tensor | None,
         space: tuple[int, ...],
-        reads: Reads | None = None,
         zeros: tuple[int, ...] = (),
     ) -> None:
         self._values = values
-        self._reads = reads
         self._zeros = zeros
-        self._overwritten = False
         self.spans = spans
         self.is_whole = all(span.is_whole for span in spans)
         self.base = None if self.is_whole else base
@@ -176,23 +159,10 @@ class Boxed:
     @property
     def values(self) -> Tensor:
         """What is in the boxes, (copies, ...); not to be written."""
-        if self._overwritten:
-            raise OverwrittenError("the model does not use its results alike in all batches")
-        if self._reads is not None:
-            self._reads.count += 1
         if self._zeros:
             self._values = F.pad(self._values, [n for n in self._zeros[::-1] for _ in range(2)])
             self._zeros = ()
         return self._values
-
-    def take_over(self) -> Tensor | None:
-        """The values, to be overwritten: if nothing has read them yet, and in the batch before
-        they were read only once."""
-        if self._reads is None or self._reads.expected != 1 or self._reads.count:
-            return None
-        values = self.values
-        self._overwritten = True
-        return values
 
     def unpadded(self) -> tuple[Tensor, tuple[int, ...]]:
         """The values, and how many zeros are still to be put around them along each axis."""

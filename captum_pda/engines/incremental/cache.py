@@ -1,7 +1,8 @@
 """Results for the unperturbed example, kept until something that they were made of is written.
 
-The model is the user's own code: it may write into any tensor, by views, in-place functions or
-NumPy. So a result is known by its function and the state of its arguments.
+The model is the user's own code: it may write into any tensor, also by views. So a result is known
+by its function and the versions of its arguments. What is written past PyTorch's count of versions
+(by NumPy, or ``.data``) is for the audit to notice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from captum_pda import _torch
-from captum_pda.engines.incremental.boxes import Reads
 
 Kind = TypeVar("Kind")
 Function = Callable[..., Any]
@@ -88,8 +88,6 @@ class CallCache:
         self._n_batches = 0
         #: Tensors that nothing else writes, by their identity.
         self._own: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-        #: Memory that can be written without a change of its tensor's version.
-        self._exposed: set[int | None] = set()
 
     def next_batch(self) -> None:
         """Forget what was not used in the last batches."""
@@ -103,10 +101,6 @@ class CallCache:
         copy = tensor.clone()
         self._own[id(copy)] = copy
         return copy
-
-    def expose(self, tensor: Tensor) -> None:
-        """From now on a tensor's memory may be written unnoticed."""
-        self._exposed.add(memory_of(tensor))
 
     def __call__(self, func: Function, *args: Any, **kwargs: Any) -> Any:
         """``func(*args, **kwargs)``, remembered."""
@@ -139,9 +133,7 @@ class CallCache:
         if id(tensor) in self._own:
             return None
         version, memory = _torch.version(tensor), memory_of(tensor)
-        # The memory of a NumPy array can't be resized.
-        exposed = memory is None or memory in self._exposed
-        if version is None or exposed or not tensor.untyped_storage().resizable():
+        if version is None or memory is None:
             return object()  # equals no other, so that it is computed anew
         return version, tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
@@ -159,24 +151,11 @@ class PassState:
         self.channels_last = True
         #: Whether values left the tensors, so that any other tensor may depend on them.
         self.leaked = False
-        #: Whether results may be overwritten, if the batch before read them once.
-        self.overwrites = True
-        self._reads: list[Reads] = []
-        self._expected: list[int] = []
 
     def start(self) -> None:
         """Begin a batch."""
         self.cache.next_batch()
         self.leaked = False
-        self._expected = [reads.count for reads in self._reads] if self.overwrites else []
-        self._reads = []
-
-    def reads(self) -> Reads:
-        """Counts the reads of the next result that has memory of its own."""
-        number = len(self._reads)
-        made = Reads(self._expected[number] if number < len(self._expected) else 0)
-        self._reads.append(made)
-        return made
 
     def base(self, func: Function, *args: Any, **kwargs: Any) -> Any:
         """What ``func`` gives for the unperturbed example, computed once."""

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
-from captum_pda.engines.incremental.boxes import Boxed, OverwrittenError, Span
+from captum_pda.engines.incremental.boxes import Boxed, Span
 from captum_pda.engines.incremental.cache import PassState, channels_last
-from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor, WriteWatch
+from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor
 from captum_pda.engines.protocol import (
     BatchLoop,
     BatchSize,
@@ -96,25 +96,21 @@ class PreparedIncremental(PreparedBatches):
         state.channels_last = self._loop.channels_last
         follower = PassFollower(state)
         try:
-            try:
-                scores = read(self._outputs(follower, boxes))
-            except BaseException as error:
-                follower.finish(complete=not is_out_of_memory(error))
-                if follower.refusal is not None and isinstance(error, Exception):
-                    raise follower.refusal from None
-                raise
-            follower.finish()
-            if follower.refusal is not None:
-                raise follower.refusal
-        except OverwrittenError:
-            state.overwrites = False
-            return self._run_batch(grid, values, read, rows)
+            scores = read(self._outputs(follower, boxes))
+        except BaseException as error:
+            follower.finish(complete=not is_out_of_memory(error))
+            if follower.refusal is not None and isinstance(error, Exception):
+                raise follower.refusal from None
+            raise
+        follower.finish()
+        if follower.refusal is not None:
+            raise follower.refusal
         return scores
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
         """The model's outputs for perturbed copies."""
         # The compiler would trace this engine.
-        with WriteWatch(self._state.cache), without_compiler():
+        with without_compiler():
             outputs = self._forward(follower.perturbed(boxes))
         where = "; ".join(f"{name}: {why}" for name, why in self.went_dense.items())
         followed = isinstance(outputs, PerturbedTensor)

@@ -11,13 +11,11 @@ from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from captum_pda import _torch
 from captum_pda.engines.incremental.boxes import Boxed
 from captum_pda.engines.incremental.cache import (
     CHANNELS_LAST,
-    CallCache,
     Function,
     PassState,
     find,
@@ -44,9 +42,9 @@ DECLARED = (convolution, elementwise, pooling, shape)
 HARMLESS = (str, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Functions that give a tensor other memory, or read memory by its layout.
 REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
-#: Functions after which memory can be written without a change of its tensor's version.
+#: Functions after which a tensor's memory can be written unseen.
 EXPOSING = {"numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
-EXPOSING |= {"share_memory_", "set_", "Tensor.data"}
+EXPOSING |= {"share_memory_"}
 SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 #: What can be asked of a tensor without reading its values.
 PROPERTIES = (
@@ -162,26 +160,6 @@ def name_of(func: Function) -> str:
     if name in ("__get__", "__set__"):
         return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', name)}"
     return str(name)
-
-
-class WriteWatch(TorchFunctionMode):
-    """While it is entered, notes whose memory may be written without a change of its version."""
-
-    def __init__(self, cache: CallCache) -> None:
-        super().__init__()
-        self._cache = cache
-
-    def __torch_function__(
-        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func)
-        updates = name in ("batch_norm", "instance_norm") and True in find((args, kwargs), bool)
-        if updates or name in EXPOSING:
-            for tensor in find((args, kwargs), Tensor):
-                if not isinstance(tensor, PerturbedTensor):
-                    self._cache.expose(tensor)
-        return func(*args, **kwargs)
 
 
 class _Call:
@@ -351,12 +329,11 @@ class PassFollower:
             else:
                 # What is written may come from a perturbed tensor.
                 self.state.leaked = True
-                self.state.cache.expose(tensor)
         return self._wrapped(call, result)
 
     def _wrapped(self, call: _Call, result: Any) -> Any:
         """The tensors of a result as perturbed ones, which may share memory with the arguments."""
-        exposes = call.name in EXPOSING - {"Tensor.data"}
+        exposes = call.name in EXPOSING
         for leaf in leaves(result):
             # A nested tensor has no shape that copies could be followed in.
             is_nested = isinstance(leaf, Tensor) and leaf.is_nested
@@ -364,9 +341,7 @@ class PassFollower:
                 self.state.leaked = True
                 exposes = exposes or not isinstance(leaf, bool | int | float | complex)
         for tensor in call.tensors if exposes else ():
-            # Its memory can be written at any time, by anyone.
             _check_unshared(tensor, call)
-            self.state.cache.expose(tensor.own())
         known = {id(tensor.held): tensor for tensor in call.tensors}
 
         def follow(made: Tensor) -> Tensor:

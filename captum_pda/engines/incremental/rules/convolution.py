@@ -57,7 +57,7 @@ def convolution(
     slides = slides_for(x, weight.shape[2:], stride, padding, dilation)
     maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
     values = convolve(cache, func, maps, weight, bias, stride, 0, *options)
-    return Boxed(values, spans, base, x.space, state.reads())
+    return Boxed(values, spans, base, x.space)
 
 
 @rule("batch_norm")
@@ -86,9 +86,8 @@ def batch_norm(
         scale, shift = state.cache(
             _scale_and_shift, running_mean, running_var, weight, bias, eps, shape
         )
-        own = x.take_over()
-        values = torch.addcmul(shift, x.values if own is None else own, scale, out=own)
-    return Boxed(values, x.spans, base, x.space, state.reads())
+        values = torch.addcmul(shift, x.values, scale)
+    return Boxed(values, x.spans, base, x.space)
 
 
 def _scale_and_shift(

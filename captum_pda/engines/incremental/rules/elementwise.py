@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda import device_sync
 from captum_pda.engines.incremental.boxes import Boxed, Span, read_boxes
-from captum_pda.engines.incremental.cache import Function, PassState, find, same_memory
+from captum_pda.engines.incremental.cache import Function, PassState, find
 from captum_pda.engines.incremental.rules import NoRule, rule
 
 #: Functions of every number by itself, under all the names that PyTorch gives them.
@@ -22,15 +20,6 @@ POINTWISE = (
     "reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin softplus softshrink softsign "
     "sqrt square tanh tanhshrink threshold trunc __neg__ __abs__"
 )
-#: Activations that can overwrite values that nothing else reads.
-OVERWRITING: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    **{
-        func: partial(func, inplace=True)
-        for func in (F.relu, F.relu6, F.hardtanh, F.silu, F.hardswish, F.hardsigmoid, F.elu)
-    },
-    **dict.fromkeys([torch.relu, Tensor.relu], torch.relu_),
-    **dict.fromkeys([torch.sigmoid, Tensor.sigmoid], torch.sigmoid_),
-}
 
 
 @rule(POINTWISE, in_place=True)
@@ -46,14 +35,7 @@ def per_pixel(state: PassState, func: Function, x: Any, *args: Any, **kwargs: An
     if not isinstance(x, Boxed) or find((args, kwargs), Boxed):
         raise NoRule("its weights depend on the input")
     base = None if x.is_whole else state.base(func, x.base, *args, **kwargs)
-    own = x.take_over() if func in OVERWRITING else None
-    if own is not None:
-        values = OVERWRITING[func](own, *args, **kwargs)
-        return Boxed(values, x.spans, base, x.space, state.reads())
-    before = x.values
-    values = func(before, *args, **kwargs)
-    reads = None if same_memory(before, values) else state.reads()
-    return Boxed(values, x.spans, base, x.space, reads)
+    return Boxed(func(x.values, *args, **kwargs), x.spans, base, x.space)
 
 
 @rule("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout", aliases=True)
@@ -141,7 +123,7 @@ def elementwise(
         base = state.base(func, *bases, *args, **kwargs)
     operands = [_in_boxes(state, operand, first, spans) for operand in (one, other)]
     values = func(*operands, *args, **kwargs)
-    return Boxed(values, spans, base, first.space, state.reads())
+    return Boxed(values, spans, base, first.space)
 
 
 @rule("cat concat concatenate")
@@ -154,7 +136,7 @@ def concatenate(state: PassState, func: Function, tensors: Any, dim: int = 0) ->
     base = None
     if not all(span.is_whole for span in spans):
         base = state.base(func, [_unperturbed(state, part, first) for part in tensors], dim)
-    return Boxed(values, spans, base, first.space, state.reads())
+    return Boxed(values, spans, base, first.space)
 
 
 def _joined(*operands: Any) -> tuple[Boxed, tuple[Span, ...]]:

@@ -48,7 +48,7 @@ def max_pool(
     slides = slides_for(x, kernel_size, stride, padding, dilation)
     maps, spans = slide_boxes(x, slides, base.shape[2:], outside=-math.inf)
     values = pool(maps, kernel_size, stride, 0, dilation)
-    return Boxed(values, spans, base, x.space, state.reads())
+    return Boxed(values, spans, base, x.space)
 
 
 @rule("avg_pool1d avg_pool2d avg_pool3d", saves=True)
@@ -75,7 +75,7 @@ def average_pool(
     if args or kwargs:
         factor = state.base(_factor, pool, x.base, kernel_size, stride, padding, *args, **kwargs)
         values = values if factor is None else values * read_boxes(factor, spans, x.space)
-    return Boxed(values, spans, base, x.space, state.reads())
+    return Boxed(values, spans, base, x.space)
 
 
 def _factor(
@@ -143,4 +143,4 @@ def _mean(
 def whole_maps(state: PassState, values: Tensor, x: Boxed) -> Boxed:
     """Maps that are held in full, after their size has changed."""
     spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
-    return Boxed(values, spans, None, x.space, state.reads())
+    return Boxed(values, spans, None, x.space)
