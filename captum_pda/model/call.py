@@ -20,7 +20,6 @@ from captum_pda.model.evaluation_mode import (
     RandomState,
     exported_with,
     random_state,
-    same_random_state,
     set_random_state,
 )
 from captum_pda.model.inputs import check_inputs
@@ -192,7 +191,7 @@ class ModelCall:
             if "memory" in str(problem).lower():
                 return outputs  # who runs copies makes their batches smaller
             self.as_given()  # if this fails too, it is not for the number
-        elif not agree(self.as_given(), outputs, problem[1]):
+        elif self._own_random or not agree(self.as_given(), outputs, problem[1]):
             warn_user(IS_RANDOM)
             return outputs
         if self._divides_otherwise(outputs, n_rows):
@@ -215,7 +214,7 @@ class ModelCall:
         """Give the user's random numbers back, if the model has drawn some in its first pass and
         again since ``start``; what was drawn only once was drawn by another thread."""
         now = random_state()
-        if not same_random_state(self._random_before, start) and not same_random_state(start, now):
+        if self._random_before != start != now:
             self._own_random = now
             set_random_state(self._random_before)
 
@@ -292,7 +291,7 @@ class ModelCall:
         self._keep_own_random(start)
         if agree(found[kept], outputs[kept], found):
             return True
-        if len(outputs) == 1 or not agree(self.as_given(), outputs, found):
+        if len(outputs) == 1 or self._own_random or not agree(self.as_given(), outputs, found):
             warn_user(IS_RANDOM)
             return True
         return self._run_alone(outputs) is outputs

@@ -278,6 +278,17 @@ def test_numbers_that_make_no_difference_are_no_cause_for_alarm(net):
     assert states() == before
 
 
+def test_noise_that_shows_only_now_and_then_is_not_taken_for_a_look_at_the_batch(net):
+    noises = []
+
+    def model(x):
+        noises.append(float(torch.rand(())))
+        return net(x) + noises[-1] * (len(noises) == 2)
+
+    with pytest.warns(UserWarning, match="answers the same input differently"):
+        explain(model, make_images(1, 3, 9, 11))
+
+
 def test_a_random_model_draws_anew_in_every_pass(net):
     seen = []
 
