@@ -70,22 +70,14 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def weights_checksum(modules: Iterable[nn.Module]) -> str:
-    """A text that differs where the weights of modules differ: a hash of the sums of their bits
-    times their places, which are computed on their own device."""
-    sums = []
-    for module in modules:
-        for values in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
-            if values.layout is torch.strided and not values.is_meta and not values.is_quantized:
-                real = torch.view_as_real(values) if values.is_complex() else values
-                integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-                bits = real.detach().reshape(-1).view(integers[real.element_size()])
-                # In blocks, since the products take more memory than the weights.
-                total = torch.zeros((), dtype=torch.int64, device=bits.device)
-                for number, block in enumerate(torch.split(bits, 2**22), start=1):
-                    places = 2 * torch.arange(len(block), device=bits.device) + 1
-                    total += number * (block * places).sum()
-                sums.append((tuple(values.shape), values.dtype, int(total)))
-    return fingerprint(sums)
+    """A text that differs where the weights or buffers of modules differ."""
+    values = (
+        each
+        for module in modules
+        for each in chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    )
+    plain = (each for each in values if each.layout is torch.strided and not each.is_meta)
+    return fingerprint([each for each in plain if not each.is_quantized])
 
 
 class _Walk:

@@ -181,10 +181,8 @@ def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Modu
         del kept[module]
 
 
-#: For modules that are skipped now: what ``forward`` they have of their own, and what each thread
-#: gets in place of its result. Threads may share a model, and the last one gives it back.
-_SKIPPED: dict[nn.Module, tuple[Any, dict[int, Callable[[], Tensor]]]] = {}
-_SKIPPED_LOCK = threading.Lock()
+#: Held while modules are skipped: threads that share a model wait for each other.
+_SKIPPING = threading.RLock()
 
 
 @contextmanager
@@ -192,38 +190,20 @@ def skipped(outputs: Mapping[nn.Module, Tensor], n_rows: int) -> Iterator[None]:
     """Let modules return what they returned before, once for each of ``n_rows``, in this thread."""
     thread = threading.get_ident()
 
-    def returning(module: nn.Module, known: dict[int, Callable[[], Tensor]]) -> Callable[..., Any]:
-        forward = module.forward
-
-        def chosen(*arguments: Any, **named: Any) -> Any:
-            own = known.get(threading.get_ident())
-            return forward(*arguments, **named) if own is None else own()
-
-        return chosen
-
-    def repeated(output: Tensor) -> Tensor:
+    def returning(output: Tensor, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return forward(*args, **kwargs)
         return output.expand(n_rows, *output.shape[1:]).clone()
 
-    try:
-        with _SKIPPED_LOCK:
-            for module, output in outputs.items():
-                if module not in _SKIPPED:
-                    _SKIPPED[module] = (module.__dict__.get("forward"), {})
-                    module.__dict__["forward"] = returning(module, _SKIPPED[module][1])
-                _SKIPPED[module][1][thread] = partial(repeated, output)
+    with _SKIPPING, ExitStack() as stack:
+        for module, output in outputs.items():
+            known = vars(module)
+            if "forward" in known:  # the module has one of its own
+                stack.callback(known.__setitem__, "forward", known["forward"])
+            else:
+                stack.callback(known.pop, "forward", None)
+            known["forward"] = partial(returning, output, module.forward)
         yield
-    finally:
-        with _SKIPPED_LOCK:
-            for module in outputs.keys() & _SKIPPED.keys():  # not all, where it was interrupted
-                own, known = _SKIPPED[module]
-                known.pop(thread, None)
-                if known:
-                    continue
-                del _SKIPPED[module]
-                if own is None:
-                    module.__dict__.pop("forward", None)
-                else:
-                    module.__dict__["forward"] = own
 
 
 class LayerCall:
