@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 N_EXAMPLES, N_OUTPUTS = 4, 3
 #: The choice of all questions together, and what their map is.
 ALL_QUESTIONS = "All questions"
-MEAN = "on a scale of its own, a weighted mean of all questions"
+MEAN = "a weighted mean of all questions, with a scale of its own"
 #: What is said of a region about which the parts of the map disagree.
 UNCERTAIN = "uncertain: questions and sizes disagree"
 #: What is said of a region that might change places with the next one of the list.
@@ -107,7 +107,9 @@ def scale_words(parts: Sequence[EvidencePart]) -> str:
     return each[0] if len(each) == 1 else f"{MEAN}: {'; '.join(each)}"
 
 
-def total_words(evidence: WindowEvidence, number: int, target: TargetType) -> str | None:
+def total_words(
+    evidence: WindowEvidence, number: int, target: TargetType, name: str | None = None
+) -> str | None:
     """All evidence of an example for an output, where the model was asked with nothing seen."""
     empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
     if not empty:
@@ -120,8 +122,9 @@ def total_words(evidence: WindowEvidence, number: int, target: TargetType) -> st
         evidence.measure.in_words(float(prediction(scores.unsqueeze(1))[number]))
         for scores in (empty[0].reference, evidence.scores)
     )
+    subject = f"all evidence for {name}" if name else "all evidence"
     return (
-        f"all evidence: {with_unit(total, evidence.measure)}, from {nothing} with nothing seen to "
+        f"{subject}: {with_unit(total, evidence.measure)}, from {nothing} with nothing seen to "
         f"{everything} with everything seen"
     )
 

@@ -99,7 +99,7 @@ def write_report(
         evidence: of an image, a signal or a volume; or a table of names and evidence by several
             methods of one image.
         path: where to write; a file that is there is replaced. None returns the page as a string.
-        labels: the names of all outputs. Default: their numbers.
+        labels: the names of all outputs. Default: "output" and its number.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: the name of the photo. Default: the file's own name.
         truth: the true output, where it is known; an index then tells right from wrong.
@@ -147,7 +147,7 @@ def write_report(
         n_classes if is_image else min(n_classes, MAX_SPACE_CLASSES),
         labels,
     )
-    names = [str(one) if labels is None else str(labels[one]) for one in columns]
+    names = [f"output {one}" if labels is None else str(labels[one]) for one in columns]
     predicted = measure.prediction(of_first.scores[number])[columns].tolist()
     first = columns.index(asked[0]) if asked else 0
     known = {
@@ -195,7 +195,7 @@ def write_report(
         }
         shown = []
         for (name, one), tested in zip(methods.items(), tests, strict=True):
-            own_header = _method_header(block, one, number, columns, contrast, colours)
+            own_header = _method_header(block, one, number, columns, names, contrast, colours)
             shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
         header["together"] = together_header(block, interactions, of_first, number, labels)
@@ -207,7 +207,7 @@ def write_report(
             block, of_first, number, columns, mean, std, spacing, N_LISTED
         )
         header |= own_header | {
-            "totals": [words.total_words(of_first, number, column) for column in columns],
+            "totals": _totals(of_first, number, columns, names),
             "test": tests[0],
         }
         lists = own_header["listed"][0]
@@ -297,6 +297,7 @@ def _method_header(
     evidence: WindowEvidence,
     number: int,
     columns: list[int],
+    names: list[str],
     contrast: tuple[int, int] | None,
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
@@ -323,8 +324,16 @@ def _method_header(
         },
         "listed": [_listed(places, evidence, number, column) for column in columns],
         "pair": None if contrast is None else _listed(places, evidence, number, *contrast),
-        "totals": [words.total_words(evidence, number, column) for column in columns],
+        "totals": _totals(evidence, number, columns, names),
     }
+
+
+def _totals(
+    evidence: WindowEvidence, number: int, columns: Sequence[int], names: Sequence[str]
+) -> list[str | None]:
+    """All evidence for each class that is offered."""
+    named = zip(columns, names, strict=True)
+    return [words.total_words(evidence, number, column, name) for column, name in named]
 
 
 def _group(

@@ -41,11 +41,11 @@ def together_header(
     pairs = interactions.pairs()
     strongest = max((abs(pair.value) for pair in pairs), default=0.0)
     return {
-        "name": str(target) if labels is None else labels[target],
+        "name": f"output {target}" if labels is None else labels[target],
         "owners": block.add(owners, "int32"),
         "places": places,
         "lost": [
-            f"without it alone: {signed(-float(one), interactions.unit)}{unit}"
+            f"{signed(-float(one), interactions.unit)}{unit} without it alone"
             for one in interactions.lost()
         ],
         "colours": {"cover": COVER, "together": TOGETHER},

@@ -270,9 +270,9 @@ def panels_for(
     return figure, list(grid[:n])
 
 
-def wrapped(words: Sequence[str], width: int) -> list[str]:
+def wrapped(words: Sequence[str], width: int, indent: str = "  ") -> list[str]:
     """Words in lines of at most this many letters."""
-    return [line for each in words for line in textwrap.wrap(each, width, subsequent_indent="  ")]
+    return [line for each in words for line in textwrap.wrap(each, width, subsequent_indent=indent)]
 
 
 def outline_pixels(

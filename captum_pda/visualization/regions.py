@@ -30,7 +30,7 @@ from captum_pda.visualization.space import (
 )
 
 #: How many letters of a title fit above a panel, and of words in an inch.
-TITLE_LETTERS, LETTERS_PER_INCH = 40, 12.5
+TITLE_LETTERS, LETTERS_PER_INCH = 40, 14.5
 #: Inches of the colour bar below the maps.
 BAR_HEIGHT = 0.12
 
@@ -92,7 +92,7 @@ def visualize_strongest_regions(
                 continue
             region = regions[number]
             _look_closely(panel, shown, region, colour)
-            drawing.finish(panel, f"{number + 1}")
+            drawing.finish(panel, f"{('for', 'against')[row]} {number + 1}")
             words = "\n".join(region.answers()).replace(": ", ":\n").replace(" (", "\n(")
             narrow = "\n".join(fill(line, 18) for line in words.splitlines())
             panel.set_xlabel(narrow, fontsize=6.5)
@@ -122,14 +122,14 @@ def visualize_self_test(
     axes.plot(shares, shown, color=FOR, label="only the strongest shown")
     axes.plot(shares, hidden, color="0.25", linestyle="--", label="the strongest hidden")
     axes.axvline(100 * test.share, color="0.6", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("strongest pixels (%)")
+    axes.set_xlabel("share of the input, strongest first (%)")
     axes.set_ylabel("probability (%)" if probabilities else "output")
     axes.set_xlim(0, 100)
     if probabilities:
         axes.set_ylim(0, 102)
     axes.legend(fontsize=7, frameon=False, loc="best")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"the map's own test: gain {test.gain:.2f}", fontsize=10)
+    axes.set_title(f"the map's test: gain {test.gain:.2f} (random map: 0)", fontsize=10)
     drawing.show(plt_fig_axis is None and use_pyplot)
     return figure, axes
 
@@ -187,8 +187,16 @@ def visualize_explanation(
         test = evidence.self_test(target, number)
     tests = [test] if isinstance(test, SelfTest) and rather_than is None else []
     total = total_words(evidence, number, target) if rather_than is None else None
+    if rather_than is not None:
+        both = (
+            float(evidence.outputs.prediction(one)(evidence.scores.unsqueeze(1))[number])
+            for one in (target, rather_than)
+        )
+        said = " : ".join(map(evidence.measure.in_words, both))
+        total = f"with everything seen: {said} (this output : the other)"
     listed = regions_in_words(evidence.measure, *kinds)
-    words = [*([total] if total else []), *map(str, tests), *listed, *([note] if note else [])]
+    said_of_test = [f"the map's test: {one}" for one in tests]
+    words = [one for one in (total, *said_of_test, *listed, note) if one]
     image = evidence.inputs[0][number]
     dims = image.dim() - 1
     values = drawing.evidence_map(evidence.map(target, rather_than, number)[None], dims)
@@ -214,7 +222,7 @@ def visualize_explanation(
     label = [evidence.measure.label, scale_words(evidence.parts)]
     if dims == 3:
         label.append("red speaks for it, blue against it")
-    label = drawing.wrapped(label, int(LETTERS_PER_INCH * sum(widths[:columns])))
+    label = drawing.wrapped(label, int(LETTERS_PER_INCH * sum(widths[:columns])), indent="")
     inches = rows * (height + 0.3) + 0.5 + 0.17 * (len(title) + len(lines) + len(label))
     figure = drawing.new_figure((width, inches), use_pyplot)
     figure.set_layout_engine("constrained")
@@ -248,6 +256,8 @@ def visualize_explanation(
     for tested in tests:
         axes.append(figure.add_subplot(grid[:, columns]))
         visualize_self_test(tested, (figure, axes[-1]))
+        if dims == 3:
+            axes[-1].set_box_aspect(1)
     drawing.show(use_pyplot)
     return figure, axes
 

@@ -241,9 +241,10 @@ def test_the_lists_are_those_of_strongest_regions(tmp_path, kind):
 
 def test_the_total_is_told_where_nothing_was_seen(evidence, page, tmp_path):
     header, _ = unpack(read_block(page, "values"))
-    for words, column in zip(header["methods"][0]["totals"], header["classes"], strict=True):
+    totals = header["methods"][0]["totals"]
+    for words, column in zip(totals, header["classes"], strict=True):
         total = float(evidence.total(column)[0])
-        assert words.startswith(f"all evidence: {signed(total)} bits, from ")
+        assert words.startswith(f"all evidence for {LABELS[column]}: {signed(total)} bits, from ")
         assert words.endswith(
             f"to {percent(float(evidence.probabilities[0, column]))} with everything seen"
         )

@@ -68,7 +68,7 @@ def test_a_picture_of_an_image_says_what_the_words_say():
     kinds = strongest_regions(evidence, 2)
     total = f"all evidence: {signed(float(evidence.total(2)[0]))} bits, from "
     assert lines[0].startswith(total)
-    assert lines[1] == str(evidence.self_test(2))
+    assert lines[1] == f"the map's test: {evidence.self_test(2)}"
     listed = [one for own in kinds for one in own]
     assert [line.split(") ", 1)[1] for line in lines[2:]] == [str(one) for one in listed]
     bar = axes[1].images[-1].colorbar.ax.get_xlabel()

@@ -124,7 +124,11 @@ class Controls {
   legend() {
     const { scale, choice, methods, header } = this.view;
     byId("classes").querySelectorAll("input")[choice.first].checked = true;
-    const total = choice.second === null ? methods[choice.method].totals[choice.first] : null;
+    const [one, other] = [choice.first, choice.second].map((place) => (
+      { name: isolated(header.labels[place]), value: predictionWords(header.predictions[place], header.measure) }));
+    const total = choice.second === null
+      ? methods[choice.method].totals[choice.first]
+      : `${one.name} : ${other.name} is ${one.value} : ${other.value} with everything seen`;
     showScale({ scale, hidden: choice.threshold / scale, words: scaleWords(this.view), total }, header);
     byId("hold").checked = choice.held !== null;
   }

@@ -24,7 +24,7 @@ function testCurves(test, step, probable) {
     drawn("circle", { class: "hidden", cx: there, cy: y(test.hidden[step]), r: 4 }),
     ...marks,
     ...[0, 0.5, 1].map((share) => text(`${100 * share}%`, { x: x(share), y: height - bottom + 16 })),
-    text("strongest pixels of the map", { x: x(0.5), y: height - 4 }),
+    text("share of the input, strongest first", { x: x(0.5), y: height - 4 }),
   ];
 }
 

@@ -85,6 +85,7 @@ class Slice {
     const sides = header.spacing || [1, 1, 1];
     const ratio = (width * sides[this.across]) / (height * sides[this.down]);
     this.canvas.style.aspectRatio = String(ratio);
+    this.canvas.style.setProperty("--ratio", String(ratio));
     const factor = Math.max(1, Math.ceil(480 / Math.max(width, height)));
     this.canvas.width = width * factor;
     this.canvas.height = Math.max(1, Math.round((width * factor) / ratio));

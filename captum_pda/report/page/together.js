@@ -42,7 +42,7 @@ class Together {
     this.chosen = number;
     const own = this.told.pairs.filter((pair) => pair.regions.includes(number));
     const other = (pair) => pair.regions.find((one) => one !== number);
-    byId("together-lost").textContent = typeset(`Region ${number}, ${this.told.lost[number]}`);
+    byId("together-lost").textContent = typeset(`Region ${number}: ${this.told.lost[number]}`);
     byId("together-partners").replaceChildren(
       ...own.slice(0, LISTED_PARTNERS).map((pair) =>
         element("li", {}, typeset(`with ${other(pair)}: ${pair.words}`)),
