@@ -59,6 +59,6 @@ def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:
     with report.open("rb") as file:
         text = read_block(file.read(SUMMARY_BYTES), "summary")
     if not text:
-        raise ValueError(f"{report} is no report of write_report; leave it out of the index")
+        raise ValueError(f"{report} was not written by write_report; leave it out of the index")
     summary, arrays = unpack(text)
     return summary, arrays[summary.pop("thumbnail")].tobytes()

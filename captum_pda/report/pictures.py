@@ -35,7 +35,7 @@ JPEG_BLOCK = 8
 def display_range(
     example: Tensor, mean: Numbers | None, std: Numbers | None
 ) -> tuple[Numbers, Numbers]:
-    """Mean and std with which x * std + mean shows an example (C, H, W), and what belongs to it.
+    """Mean and std with which x * std + mean shows an example (C, H, W), and its fills.
 
     Values outside 0 to 1 are stretched where no normalisation is given, as for
     ``visualize_evidence``.
@@ -67,7 +67,7 @@ def photo_file(pixels: Bytes) -> bytes:
 
 
 def jpeg(pixels: Bytes, quality: int) -> bytes:
-    """Pixels as JPEG, with as many colours as pixels."""
+    """Pixels as JPEG, without chroma subsampling."""
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "JPEG", quality=quality, subsampling=0, optimize=True)
     return content.getvalue()

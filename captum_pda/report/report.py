@@ -87,13 +87,13 @@ def write_report(
     interactions: Interactions | None = None,
     boxes: Mapping[int, Sequence[float]] | None = None,
 ) -> str | Path:
-    """Write one HTML page that shows a photo with its evidence, and answers to pointer and keys.
+    """Write an interactive HTML page that shows a photo with its evidence.
 
-    The page needs nothing but itself: no server, no network. It tells of each region what the
-    prior puts in its place, what is lost without it, and what it says by itself; classes, pairs of
-    classes, sizes, questions and methods can be chosen. The map of the class shown at first is
-    tested on its own photo. A volume is shown by three slices with sliders, and a signal by a line
-    for each channel over its evidence; their classes can be chosen.
+    The page is one file that needs no server and no network. For each region it shows what the
+    prior puts in its place, what is lost without it, and what it says by itself; the reader can
+    choose classes, pairs of classes, sizes, questions and methods. The map of the class shown at
+    first is tested on its own photo. A volume is shown by three slices with sliders, and a signal
+    by a line for each channel over its evidence; their classes can be chosen.
 
     Args:
         evidence: of an image, a signal or a volume; or a table of names and evidence by several

@@ -265,8 +265,8 @@ def visualize_explanation(
 def regions_in_words(
     measure: Measure, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
 ) -> list[str]:
-    """A line for each region: its number, its kind, and each question with its answer; or one line
-    that says that there is none."""
+    """A line for each region, with its number, its kind, and the answer to each question; if there
+    is no region, a line that says so."""
     within = f", to within {LEAST_BITS} bits" if measure.unit == "bits" else ""
     return [
         f"{number} ({kind}) {region}"

@@ -126,5 +126,5 @@ def test_photos_out_of_sight_cost_nothing(browser, many):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.html").write_text("<p>no report")
-    with pytest.raises(ValueError, match=r"a\.html is no report of write_report"):
+    with pytest.raises(ValueError, match=r"a\.html was not written by write_report"):
         write_index([tmp_path / "a.html"], tmp_path / "index.html")
