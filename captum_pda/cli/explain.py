@@ -171,13 +171,9 @@ def explain_photos(
     writer: PhotoWriter,
     ranks: Ranks,
 ) -> int:
-    """Explain photos without a result, in all processes with the same engine; print and store a
-    summary. Returns the exit code."""
+    """Explain photos without a result, in all processes; print and store a summary. Returns the
+    exit code."""
     photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
-    with ranks.failing_together():
-        if ranks.rank == 0:
-            explainer.choose_engine(plan.folder, photos)
-    explainer.engine = ranks.gather(explainer.engine)[0]
     title = None if options.quiet or plan.folder is None else "Explaining"
     summary = explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)
     if ranks.rank > 0:

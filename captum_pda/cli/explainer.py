@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from captum_pda.cli.classifier import Classifier, Detector, find_class
 from captum_pda.cli.usage_errors import UsageError
-from captum_pda.datasets.result_folder import read_settings
-from captum_pda.engines import ENGINES
 from captum_pda.engines.auto import AutoEngine
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
@@ -50,8 +46,6 @@ LISTED_REGIONS = 3
 NO_SETTINGS = {"images", "output", "overwrite", "raw", "html", "quiet", "debug", "run", "device"}
 NO_SETTINGS |= {"weights", "labels", "prior", "output_kind", "target", "target_option"}
 NO_SETTINGS |= {"groups", "min_photos"}  # which come after the results
-#: Engines are compared on as many windows along each side of an input of 1, 2 or 3 dimensions.
-TRIED_WINDOWS = {1: 64, 2: 9, 3: 5}
 
 
 @dataclass(frozen=True)
@@ -90,19 +84,17 @@ class Explanation:
         return self.evidence.measure.prediction(self.evidence.scores[0])
 
 
-def check_options(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other; ``window`` becomes ``scales`` and ``stride``."""
-    method, stride = options.method, options.stride
-    sizes = options.scales or ([options.window] if options.window else [])
+def check_options(options: Namespace) -> None:
+    """Refuse options that contradict each other; windows of one size get a stride of half of it."""
+    method, stride, sizes = options.method, options.stride, options.scales
     refused = {
         "--superpixels are regions of the photo, and --method layer hides places of a feature map; "
         "leave them out, or choose another method": options.superpixels and method == "layer",
         "--roi is divided into --superpixels, for --method pda, efficient or sampled; leave out "
-        "--window, --scales and other methods": options.roi
-        and (sizes or method not in WITH_ENGINE),
+        "--window and other methods": options.roi and (sizes or method not in WITH_ENGINE),
         f"--expected hides several regions of the photo at once, and --method {method} hides none; "
         "choose another method": options.expected and method not in WITH_ENGINE,
-        f"--scales {sizes} holds a size twice": len(set(sizes)) < len(sizes),
+        f"--window {sizes} holds a size twice": len(set(sizes)) < len(sizes),
         f"--stride {stride} steps over pixels that a window of {min(sizes, default=0)} does not "
         "reach; use a smaller one": stride and sizes and stride > min(sizes),
         f"--context {options.context} does not go with --method {method}; leave it out, or choose "
@@ -111,13 +103,12 @@ def check_options(options: argparse.Namespace) -> None:
     for message, is_wrong in refused.items():
         if is_wrong:
             raise UsageError(message)
-    options.scales = sizes
-    if options.window and not stride:
-        options.stride = max(1, options.window // 2)
+    if len(sizes) == 1 and not stride:
+        options.stride = max(1, sizes[0] // 2)
 
 
 def named_classes(
-    options: argparse.Namespace, labels: Sequence[str]
+    options: Namespace, labels: Sequence[str]
 ) -> tuple[list[int] | None, tuple[int, ...], int | None]:
     """The classes of --target (None without it), of --contrast and of --expected; unknown names are
     refused."""
@@ -135,14 +126,19 @@ class PhotoExplainer:
     def __init__(
         self,
         classifier: Classifier,
-        options: argparse.Namespace,
+        options: Namespace,
         prior: PatchPrior | None = None,
         show_progress: bool = False,
     ) -> None:
         self.classifier, self.options, self.prior = classifier, options, prior
         self.show_progress = show_progress
         self.forward_func = classifier.model
-        self.engine: str = options.engine  # chosen once for many photos
+        how: dict[str, Any] = {"prior": prior, "output": classifier.output}
+        if options.method in WITH_ENGINE:
+            # What one photo would not repay is repaid by the many that come without a bar each.
+            is_tried = options.engine == "auto" and not show_progress
+            how["engine"] = AutoEngine(min_seconds=0.0) if is_tried else options.engine
+        self.method = METHODS[options.method](classifier.model, **how)
         self._regions = {"strides": options.stride, "scales": options.scales or None}
         if options.method != "layer":
             self._regions["superpixels"] = options.superpixels
@@ -152,12 +148,11 @@ class PhotoExplainer:
         asked = vars(self.options)
         return {
             "labels_sha256": fingerprint(self.classifier.labels),
-            **self._method().settings(),
+            **self.method.settings(),
             **{name: value for name, value in asked.items() if name not in NO_SETTINGS},
             "model": self.classifier.name,
             "targets": asked["target"],  # "target" is that of a data set
             "listed_regions": LISTED_REGIONS,
-            "engine": self.engine if asked["method"] in WITH_ENGINE else None,
         }
 
     def attribute(self, image: Tensor, target: Tensor | None = None) -> Explanation:
@@ -169,7 +164,7 @@ class PhotoExplainer:
         if isinstance(model, Detector):
             return self._explain_boxes(image, model, target)
         named, pair, expected = named_classes(options, labels)
-        kind = self._method().output_kind
+        kind = self.method.output_kind
         if expected is not None and not kind.has_probabilities:
             raise UsageError(
                 f"--expected names the class that is to become first, and of {kind.name} outputs "
@@ -209,10 +204,10 @@ class PhotoExplainer:
         named, _, _ = named_classes(options, self.classifier.labels)
         n_boxes = options.classes or (len(named) if named else EXPLAINED_BOXES)
         match, names = detector.boxes(image, self.classifier.labels, named, n_boxes)
-        other = copy(self)
-        other.classifier = replace(self.classifier, model=match, labels=names)
-        other.options, other.engine = copy(options), "dense"
-        other.options.target, other.options.classes = [], len(names)
+        fixed: dict[str, Any] = {"target": [], "classes": len(names), "engine": "dense"}
+        asked = Namespace(**vars(options) | fixed)
+        boxed = replace(self.classifier, model=match, labels=names)
+        other = PhotoExplainer(boxed, asked, self.prior, self.show_progress)
         found, boxes = other.attribute(image, roi), match.boxes.tolist()
         answers = [replace(one, box=tuple(boxes[one.classes[0]])) for one in found.answers]
         return replace(found, answers=answers)
@@ -230,42 +225,13 @@ class PhotoExplainer:
             arguments["generator"] = torch.Generator().manual_seed(options.seed)
         if options.method == "pda":
             arguments["effort"] = options.effort
-        found: WindowEvidence = self._method().evidence(
+        found: WindowEvidence = self.method.evidence(
             image, show_progress=self.show_progress, **arguments
         )
         if roi is not None:
             found = found.at_depth("input")  # the feature map knows nothing of the region
         # That of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
-
-    def choose_engine(self, folder: Path | None, photos: Any) -> None:
-        """Choose the engine once for all photos, processes and reruns of a folder.
-
-        Two engines agree up to rounding only. Which one is faster is tried on noise of the shape of
-        the first input, or known from the results in the folder.
-        """
-        if folder is None or self.engine != "auto" or self.options.method not in WITH_ENGINE:
-            return
-        found = read_settings(folder, self.options.overwrite) if folder.is_dir() else None
-        if found and found.get("engine") in ENGINES:
-            self.engine = found["engine"]
-            return
-        image = photos.first_input()
-        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
-        first = next(self.classifier.model.parameters(), noise)
-        # What one photo would not repay is repaid by a folder.
-        engine = AutoEngine(min_seconds=0.0)
-        pda = EfficientPDA(self.classifier.model, self.prior, self.classifier.output, engine=engine)
-        n_windows = TRIED_WINDOWS.get(image.dim() - 2, 5)
-        sides = [max(1, side // n_windows) for side in image.shape[2:]]
-        pda.evidence(noise.to(first.device), None, tuple(sides), tuple(sides))
-        self.engine = engine.report.engine if engine.report else "dense"
-
-    def _method(self) -> Any:
-        options = {"prior": self.prior, "output": self.classifier.output}
-        if self.options.method in WITH_ENGINE:
-            options["engine"] = self.engine
-        return METHODS[self.options.method](self.classifier.model, **options)
 
     def _answer(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
         strongest = strongest_regions(evidence, classes[0], LISTED_REGIONS, *classes[1:])

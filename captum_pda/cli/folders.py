@@ -80,7 +80,7 @@ class Plan(NamedTuple):
 
 def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Plan:
     """The place of each photo: its picture has its name, in the folder ``output`` or its own
-    subfolder of it; that of a single photo may have a name of its own."""
+    subfolder of it; the picture of a single photo may have another name."""
     images: list[Path] = options.images
     is_one, kind = len(images) == 1 and not is_folder, output.suffix.lower()
     means_file = not output.is_dir() and kind in FILE_ENDINGS
@@ -111,43 +111,21 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
                 found.setdefault(photo.parent.resolve() / photo.name, (photo, above))
     if not found:
         raise CommandError(f"there are no photos outside of {output}; choose another --output")
-    # Photos of one name in several folders are told apart by the names of these.
     below = [photo.relative_to(above) for photo, above in found.values()]
-    has_twins = len(set(below)) < len(below)
+    if len(set(below)) < len(below):  # photos of one name are told apart by their folders
+        shared = os.path.commonpath([photo.parent for photo in found])
+        below = [photo.relative_to(shared) for photo in found]
     ending = {"none": "", "nifti": ".npz"}.get(options.raw, f".{options.raw}")
     volume, page = ".nii.gz" * (options.raw == "nifti"), ".html" * options.html
     places = []
-    taken: dict[str, Path] = {}
-    fold = str.casefold if _ignores_case(output) else str
-    for (photo, above), name in zip(found.values(), below, strict=True):
-        folder = output / above.absolute().name if has_twins else output
+    for (photo, _), name in zip(found.values(), below, strict=True):
         # With the photo's ending: a.jpg and a.png are two photos.
         own_name = name.name or photo.absolute().name  # "." with the slices of a series
-        picture = output if means_file else folder / name.parent / f"{own_name}_evidence.png"
-        other = taken.setdefault(fold(str(picture)), photo)
-        if other is not photo:
-            raise UsageError(
-                f"{other} and {photo} would both be written to {picture}; explain them one by one, "
-                "each with its own --output"
-            )
+        picture = output if means_file else output / name.parent / f"{own_name}_evidence.png"
         endings = {"picture": picture.suffix, "volume": volume, "numbers": ending, "page": page}
         files = {kind: picture.with_suffix(one) for kind, one in endings.items() if one}
         places.append(Place(photo, files))
     return Plan(places, output if is_folder else None)
-
-
-def _nearest_folder(path: Path) -> Path:
-    """A path, or the nearest one above it that exists."""
-    return next(one for one in (path, *path.parents, Path()) if os.path.lexists(one))
-
-
-def _ignores_case(folder: Path) -> bool:
-    """Whether a folder takes a.png and A.png for one."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=_nearest_folder(folder), prefix=".pda_") as file:
-            return Path(file.name).with_name(Path(file.name).name.upper()).exists()
-    except OSError:  # refused below
-        return False
 
 
 # Before the work: may these files be written?
@@ -175,7 +153,7 @@ def check_free(files: Iterable[Path], inputs: Iterable[Path], overwrite: bool) -
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be made or written, without making it."""
-    above = _nearest_folder(folder)
+    above = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
         # Permissions do not say all: a file system may be read-only or full.
         with tempfile.TemporaryFile(dir=above, prefix=".captum_pda_"):

@@ -9,7 +9,6 @@ import difflib
 import importlib
 import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -298,10 +297,16 @@ def from_checkpoint(untrained: Callable[..., nn.Module], path: Path, name: str) 
     """A model with the weights of a file, and as many classes as it has."""
     state = read_checkpoint(path)
     model = untrained(state)
-    n_classes = number_of_classes(model, state)
-    if n_classes != number_of_classes(model, {}):
-        model = untrained(state, num_classes=n_classes)
-    load_into(model, state, path, name)
+    last, bias = [*model.state_dict().items()][-1]
+    if last in state and state[last].dim() and len(state[last]) != len(bias):
+        model = untrained(state, num_classes=len(state[last]))
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise CommandError(
+            f"{path} does not fit {name}: {one_line(error)[:300]}; name the model it was trained "
+            "as with --model"
+        ) from error
     return model
 
 
@@ -310,14 +315,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             state: Any = load_file(path)
-        else:
-            _check_not_packed(path)
-            # Refuses anything but tensors and plain containers.
+        else:  # refuses anything but tensors and plain containers
             state = torch.load(path, map_location="cpu", weights_only=True)
         for key in NESTED:
             if isinstance(state.get(key), Mapping):
                 state = state[key]
-        if not state or not all(isinstance(name, str) and _is_plain(state[name]) for name in state):
+        if not state or not all(isinstance(value, Tensor) for value in state.values()):
             raise ValueError("not a table of weights")
     except Exception as error:  # What a broken or hostile file makes PyTorch raise is up to it.
         raise CommandError(
@@ -328,45 +331,3 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}
     return dict(state)
-
-
-def _check_not_packed(path: Path) -> None:
-    """Refuse an archive that unpacks to more than it is: PyTorch packs nothing."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
-                raise ValueError("a packed archive, as no file of torch.save is")
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a tensor holds all of its numbers: a repeated one can claim any size."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout == torch.strided
-        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-    )
-
-
-def number_of_classes(model: nn.Module, state: Mapping[str, Tensor]) -> int:
-    """How many classes a checkpoint has: the rows of the model's last layer.
-
-    All tensors of that layer must say the same, or a few bytes could ask for any number.
-    """
-    own = model.state_dict()
-    last = next(reversed(own))
-    layer = [name for name in own if name.rpartition(".")[0] == last.rpartition(".")[0]]
-    rows = {tuple(state.get(name, own[name]).shape[:1]) for name in layer}
-    is_plain = all(state[name].numel() > 0 for name in own if name in state)
-    found = rows.pop() if len(rows) == 1 and is_plain else ()
-    return int((found or own[last].shape)[0])
-
-
-def load_into(model: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
-    """Give a model its weights, all of them."""
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise CommandError(
-            f"{path} does not fit {name}: {one_line(error)[:300]}; name the model it was trained "
-            "as with --model"
-        ) from error

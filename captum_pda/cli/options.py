@@ -63,16 +63,18 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
         "things, at a pass for each (default: 12 to 250, for photos from 64 x 64 pixels on)",
     )
     one_of(
+        "--window",
         "--scales",
+        dest="scales",
         type=positive,
         nargs="+",
-        help="windows of these sides, such as 16 32 64, in pixels of the model's input",
+        default=[],
+        help="windows of this side, or of these, such as 16 32 64, in pixels of the model's input",
     )
-    one_of("--window", type=positive, help="windows of this side only")
     add(
         "--stride",
         type=positive,
-        help="the step between windows (default: half of --window, a quarter of each of --scales)",
+        help="the step between windows (default: half of a single size, a quarter of several)",
     )
     add(
         "--context",

@@ -10,10 +10,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,18 +27,13 @@ Intensity = tuple[float, float] | str | None
 
 #: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
 #: file is run by Ghostscript.
-FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 DICOM_ENDINGS, NIFTI_ENDINGS = (".dcm", ".dicom"), (".nii", ".nii.gz")
 MEDICAL_EXTRA = '"captum_pda[medical]"'
 #: The description of NIfTI files that the command writes.
 NIFTI_NOTE = b"captum_pda evidence"
 #: Modes of Pillow with 8 bits for each channel whose colours are known.
 PLAIN_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "YCbCr")
-#: An image of more pixels is read at a smaller size where its format can, and refused otherwise: a
-#: file of a few kilobytes can claim to be larger than the memory.
-MAX_PIXELS = 2**27
-#: A larger file is not read: MAX_PIXELS take less, even as plain numbers of 16 bits.
-MAX_BYTES = 2**30
 #: Fields of DICOM that each frame may have for itself.
 FRAME_FIELDS = ["RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"]
 FRAME_FIELDS += ["VOILUTFunction", "ImagePositionPatient", "ImageOrientationPatient"]
@@ -84,22 +77,16 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
         kind = ", which is a folder without DICOM files" if path.is_dir() else ""
         raise CommandError(f"there is no photo at {path}{kind}; check the name")
     try:
-        contents, left = [], MAX_BYTES
-        for one in slices or [path]:
-            with one.open("rb") as file:
-                contents.append(file.read(left + 1))
-            left -= len(contents[-1])
-            _check_size(path, MAX_BYTES - left, MAX_BYTES, "bytes")
+        contents = [one.read_bytes() for one in slices or [path]]
         content = contents[0]
         sha256 = hashlib.sha256(b"".join(contents)).hexdigest()
         with warnings.catch_warnings():
-            # Sizes are checked below; other warnings are about metadata that is not used.
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # about metadata that is not used
             if slices or content[128:132] == b"DICM" or path.suffix.lower() in DICOM_ENDINGS:
                 found = _read_dicom(path, contents, frame, keep_bytes=intensity is None)
             elif path.name.lower().endswith(NIFTI_ENDINGS):
                 _check_frame(path, frame, 1)
-                found = _read_nifti(path, content)
+                found = _read_nifti(path)
             else:
                 found = _read_picture(path, content, frame, intensity)
             if isinstance(found, Image.Image):
@@ -114,18 +101,12 @@ def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None
             f"{path} is not a photo in a format that Pillow reads; convert it to JPEG or PNG, or "
             "values of more than 8 bits to TIFF of float32"
         ) from None
+    except Image.DecompressionBombError as error:
+        raise CommandError(f"{path} is too large ({one_line(error)}); scale it down") from error
     except Exception as error:  # Every decoder fails in its own way.
         raise CommandError(
             f"{path} cannot be read ({one_line(error)}); it may be damaged: open and save it anew"
         ) from error
-
-
-def _check_size(path: Path, number: float, limit: int, unit: str, shown: str = "") -> None:
-    if number > limit:
-        raise CommandError(
-            f"{path} has {shown or number} {unit}, and more than {limit // 10**6} million are not "
-            "read; scale it down first"
-        )
 
 
 def _check_frame(path: Path, frame: int | None, count: int) -> None:
@@ -191,23 +172,15 @@ def _read_picture(
     path: Path, content: bytes, frame: int | None, intensity: Intensity
 ) -> Image.Image | _Values:
     """An image in a format of Pillow's."""
-    with _unlimited_size(), Image.open(io.BytesIO(content), formats=_formats()) as image:
+    with Image.open(io.BytesIO(content), formats=_formats()) as image:
         pages = getattr(image, "n_frames", 1)
         if pages > 1 and image.format == "TIFF" and frame is None:
             raise CommandError(f"{path} has {pages} pages; choose one with --frame N, from 0")
         _check_frame(path, frame, pages)
         image.seek(frame or 0)
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            image.draft(None, (width // 8, height // 8))  # of a JPEG, an eighth can be decoded
-        _check_size(path, math.prod(image.size), MAX_PIXELS, "pixels", f"{width} x {height}")
         tags: Any = getattr(image, "tag_v2", {})
         is_deep = content[24] > 8 if image.format == "PNG" else max(tags.get(258, (8,))) > 8
-        is_scaled = image.format == "PPM" and image.tile[0].codec_name != "raw"
-        if image.format == "JPEG2000":  # the header of its code stream holds the depth
-            depth = 1 + (content[content.find(b"\xff\x4f\xff\x51") + 42] & 127)
-            is_deep, is_scaled = depth > 8, image.mode.startswith("I") and depth != 16
-        if is_scaled:
+        if image.format == "PPM" and image.tile[0].codec_name != "raw":
             raise CommandError(f"Pillow scales the values in {path}; save it as PNG or TIFF")
         upright = ImageOps.exif_transpose(image)
     if upright.mode == "L" and 2 in tags.get(339, ()):  # the TIFF tag of signed values
@@ -231,16 +204,6 @@ def _read_picture(
         white = Image.new("RGBA", upright.size, "white")
         return Image.alpha_composite(white, upright.convert("RGBA")).convert("RGB")
     return upright.convert("L" if upright.mode in ("1", "L") else "RGB")
-
-
-@contextmanager
-def _unlimited_size() -> Iterator[None]:
-    """Pillow's own limit, which is lower than today's largest cameras, put aside for a moment."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
@@ -350,8 +313,6 @@ def _read_dicom(
             f"{path} has {count} colour frames of {file.BitsAllocated} bits; choose one with "
             "--frame N, of 8 bits"
         )
-    shape = (len(frames), file.Rows, file.Columns)
-    _check_size(path, math.prod(shape), MAX_PIXELS, "pixels", " x ".join(map(str, shape)))
     try:
         if is_series:
             several = [pixels.pixel_array(files[number]) for number in frames]
@@ -376,6 +337,7 @@ def _read_dicom(
     if "ModalityLUTSequence" in file:
         array, full = pixels.apply_modality_lut(stored, file), None
     else:
+        shape = (len(frames), *stored.shape[-2:])
         array = (stored.reshape(shape) * slopes + intercepts).reshape(stored.shape)
         lowest = -(2 ** (file.BitsStored - 1)) if file.PixelRepresentation else 0
         ends = np.array([lowest, lowest + 2**file.BitsStored - 1]) * slopes + intercepts
@@ -465,16 +427,9 @@ def _dicom_affine(fields: Sequence[dict[str, Any]]) -> Array | None:
 # NIfTI
 
 
-def _read_nifti(path: Path, content: bytes) -> _Values:
+def _read_nifti(path: Path) -> _Values:
     """A volume in the file's order of axes, with its affine."""
-    nibabel = optional_module("nibabel", MEDICAL_EXTRA)
-    if content[:2] == b"\x1f\x8b":
-        limit = 8 * MAX_PIXELS + 2**20
-        with gzip.open(io.BytesIO(content)) as file:
-            content = file.read(limit + 1)
-        _check_size(path, len(content), limit, "bytes unpacked")
-    is_second = 540 in (int.from_bytes(content[:4], order) for order in ("little", "big"))
-    scan = (nibabel.Nifti2Image if is_second else nibabel.Nifti1Image).from_bytes(content)
+    scan = optional_module("nibabel", MEDICAL_EXTRA).load(path)
     shape = scan.shape
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]
@@ -483,7 +438,6 @@ def _read_nifti(path: Path, content: bytes) -> _Values:
             f"{path} has shape {scan.shape} of {scan.get_data_dtype()}, and only single volumes of "
             "plain numbers are read; save one with nibabel.four_to_three(scan)[0]"
         )
-    _check_size(path, math.prod(shape), MAX_PIXELS, "voxels", " x ".join(map(str, shape)))
     array = np.asanyarray(scan.dataobj).reshape(shape)
     low, high = (float(scan.header[name]) for name in ("cal_min", "cal_max"))
     voi = (lambda: (array - low) / (high - low)) if high > low else None

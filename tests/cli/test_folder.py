@@ -142,23 +142,6 @@ def test_what_no_photo_can_be_asked_ends_at_once(capsys):
     assert not Path("out").exists()
 
 
-def test_one_engine_for_all_photos_and_reruns():
-    """Which engine is faster is tried once: a rerun takes the one that the folder names."""
-    chosen = ("--quiet", "--method", "efficient", "--window", "4", "--stride", "4")
-    assert main(command("out", *chosen)) == 0
-    path = Path("out/settings.json")
-    settings = json.loads(path.read_text())
-    first = settings["engine"]
-    other = {"dense": "incremental", "incremental": "dense"}[first]
-    assert main(command("out", *chosen)) == 0
-    assert json.loads(path.read_text()) == settings
-    path.write_text(json.dumps({**settings, "engine": other}))
-    assert main(command("out", *chosen)) == 0
-    for file in Path("out").rglob("*.npz"):
-        with np.load(file) as content:
-            assert json.loads(str(content["settings"]))["engine"] == other
-
-
 # Under torchrun
 
 
@@ -200,7 +183,7 @@ def process_of_rank(parent, rank):
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 def test_a_killed_rank_loses_nothing():
     """kill -9 of one rank ends the job; the same command finishes it, as one process would."""
-    efficient = ("--method", "sampled", "--samples", "150")
+    efficient = ("--method", "sampled", "--samples", "150", "--engine", "dense")
     with launch(command("out", *efficient), ["-m", "captum_pda"]) as job:
         deadline = time.monotonic() + 200
         while not list(Path("out").rglob("*.npz")) and time.monotonic() < deadline:
@@ -226,8 +209,7 @@ def test_a_killed_rank_loses_nothing():
     assert f"{left}/{left}" in err.decode()
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
 
-    engine = json.loads(Path("out/settings.json").read_text())["engine"]
-    assert main(command("alone", "--quiet", *efficient, "--engine", engine)) == 0
+    assert main(command("alone", "--quiet", *efficient)) == 0
     found, expected = results(), results("alone")
     assert found.keys() == expected.keys()
     for name, bits in expected.items():

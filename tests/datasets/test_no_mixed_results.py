@@ -125,26 +125,6 @@ def test_rounding_does_not_make_another_model(tmp_path):
     assert counts(explain(tmp_path, efficient(lambda x: model(x) * (1 + 1e-15)))) == (0, N)
 
 
-def test_a_model_with_noise_is_compared_under_the_same_noise(tmp_path):
-    model = make_classifier()
-
-    def noisy(x: Tensor) -> Tensor:
-        return model(x) + 0.1 * torch.randn(len(x), 4, dtype=x.dtype)
-
-    with pytest.warns(UserWarning, match=DIFFERENTLY):
-        assert counts(explain(tmp_path, efficient(noisy))) == (N, 0)
-    assert counts(explain(tmp_path, efficient(noisy))) == (0, N)
-
-
-def test_the_random_state_is_left_as_it_was(tmp_path):
-    model = make_classifier()
-    noisy = efficient(lambda x: model(x) + 1e-20 * torch.rand(len(x), 1, dtype=x.dtype))
-    explain(tmp_path, noisy)
-    state = torch.random.get_rng_state()
-    assert counts(explain(tmp_path, noisy)) == (0, N)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 def test_a_model_whose_noise_nobody_can_repeat_is_explained_anew(tmp_path):
     model = make_classifier()
     calls = []
@@ -179,12 +159,6 @@ def test_other_targets_of_the_items_are_explained_anew(tmp_path):
     summary = explain(tmp_path, efficient(), changed, target=None)
     assert counts(summary) == (1, N - 1)
     assert summary.outdated == {1: "the target was 0 and is now 1"}
-
-
-def test_long_targets_are_compared_as_a_whole(tmp_path):
-    explain(tmp_path, efficient(), target=torch.tensor([1]))
-    with pytest.raises(SettingsError, match="target"):
-        explain(tmp_path, efficient(), target=torch.tensor([2]))
 
 
 # The settings
