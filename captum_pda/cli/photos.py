@@ -39,9 +39,8 @@ FRAME_FIELDS = ["RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth
 FRAME_FIELDS += ["VOILUTFunction", "ImagePositionPatient", "ImageOrientationPatient"]
 FRAME_FIELDS += ["PixelSpacing", "SliceThickness"]
 #: Fields that are the same in all slices of a series.
-SERIES_FIELDS = ["SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "PixelSpacing"]
-SERIES_FIELDS += ["NumberOfFrames", "PhotometricInterpretation", "BitsStored", "HighBit"]
-SERIES_FIELDS += ["PixelRepresentation"]
+SERIES_FIELDS = ["SeriesInstanceUID", "Rows", "Columns", "NumberOfFrames", "BitsStored", "HighBit"]
+SERIES_FIELDS += ["PhotometricInterpretation", "PixelRepresentation"]
 #: Slices whose positions differ by more than this from equal steps, in mm, have no affine.
 POSITION_TOLERANCE = 0.01
 
@@ -125,8 +124,8 @@ def _formats() -> list[str]:
 
 
 def find_photos(folder: Path, series: bool = False) -> list[Path]:
-    """All image files in a folder and its subfolders, by their endings, in order; and files without
-    an ending that are DICOM. Or with ``series`` all folders that hold DICOM files."""
+    """All image files in a folder and its subfolders, in order, by their endings; and others that
+    are DICOM. Or with ``series`` all folders that hold DICOM files."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
     if series:
@@ -138,8 +137,8 @@ def find_photos(folder: Path, series: bool = False) -> list[Path]:
         found = [
             path
             for path in sorted(folder.rglob("*"))
-            if _is_dicom(path)
-            or (path.name.lower().endswith(endings) and path.name[0] != "." and path.is_file())
+            if (path.name.lower().endswith(endings) and path.name[0] != "." and path.is_file())
+            or _is_dicom(path)
         ]
     if not found:
         kinds = "DICOM files" if series else "JPEG, PNG or similar files"
@@ -153,14 +152,12 @@ def dicom_slices(folder: Path) -> list[Path]:
 
 
 def _is_dicom(path: Path) -> bool:
-    """Whether it is a DICOM file by its ending, or without one by its start."""
-    if path.name.startswith(".") or not path.is_file():
+    """Whether it is a DICOM file, by its ending or its start: many are named by numbers."""
+    if path.name.startswith(".") or path.name == "DICOMDIR" or not path.is_file():
         return False
-    if path.suffix:
-        return path.name.lower().endswith(DICOM_ENDINGS)
     try:
         with path.open("rb") as file:
-            return file.read(132)[128:] == b"DICM"
+            return path.name.lower().endswith(DICOM_ENDINGS) or file.read(132)[128:] == b"DICM"
     except OSError:
         return False
 
@@ -365,7 +362,13 @@ def _fields(file: Any, frame: int = 0) -> dict[str, Any]:
 def _in_order(path: Path, files: list[Any]) -> list[Any]:
     """The slices of one series from its first to its last."""
     alike = {tuple(str(file.get(name)) for name in SERIES_FIELDS) for file in files}
-    if len(alike) > 1 or "ModalityLUTSequence" in files[0]:
+    # Scanners round these differently from slice to slice.
+    is_parallel = all(
+        np.allclose(*(np.array(one.get(name) or 0, dtype=float) for one in (file, files[0])), 1e-3)
+        for name in ("ImageOrientationPatient", "PixelSpacing")
+        for file in files
+    )
+    if len(alike) > 1 or not is_parallel or "ModalityLUTSequence" in files[0]:
         raise CommandError(
             f"{path} holds DICOM files that are not slices of one series; put each series in a "
             "folder of its own, or make a NIfTI file of it, such as by dcm2niix"

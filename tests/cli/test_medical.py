@@ -202,11 +202,14 @@ def test_dicom_values_have_the_unit_of_their_rescale_slope(own):
     np.testing.assert_array_equal(values_of("ct.dcm"), CODES * 2.0 - 1024)
     assert explain("ct.dcm", "scans:flat", "--output", "out/ct.png") == 0
     np.testing.assert_array_equal(np.asarray(sys.modules["scans"].GOT[0]), CODES * 2.0 - 1024)
-    Path("ct.dcm").rename("IM0001")  # DICOM files often have no ending
-    Path("notes").write_text("no image")
-    assert Path("IM0001") in find_photos(Path())
-    assert Path("notes") not in find_photos(Path())
-    np.testing.assert_array_equal(values_of("IM0001"), CODES * 2.0 - 1024)
+    # DICOM files often have no ending, or a number in its place.
+    for name in ("IM0001", "1.2.840.5", "slice.IMA"):
+        Path(name).write_bytes(Path("ct.dcm").read_bytes())
+    for name in ("notes", "DICOMDIR"):
+        Path(name).write_bytes(bytes(128) + (b"DICM" if name == "DICOMDIR" else b"none"))
+    names = {path.name for path in find_photos(Path()) if path.parent == Path()}
+    assert names == {"ct.dcm", "IM0001", "1.2.840.5", "slice.IMA"}
+    np.testing.assert_array_equal(values_of("1.2.840.5"), CODES * 2.0 - 1024)
 
 
 def test_dicom_fields_may_be_empty(own):
@@ -238,8 +241,9 @@ def test_a_place_that_cannot_be_is_not_taken_from_dicom(own):
 def series(folder, heights, **fields):
     """Slices at these heights, in the order of their names."""
     Path(folder).mkdir(parents=True)
-    turn = {"ImageOrientationPatient": [1, 0, 0, 0, 1, 0], "PixelSpacing": [0.5, 0.25]}
     for number, height in enumerate(heights):
+        almost = 1 - 1e-9 * number  # scanners round
+        turn = {"ImageOrientationPatient": [almost, 0, 0, 0, 1, 0], "PixelSpacing": [0.5, 0.25]}
         place = {} if height is None else {"ImagePositionPatient": [-10, -20, height]}
         dicom(f"{folder}/{number}", CODES + np.uint16(number), **turn, **place, **fields)
 
@@ -275,11 +279,14 @@ def test_a_folder_of_slices_is_a_volume(own, capsys, monkeypatch):
 def test_slices_that_are_not_one_volume_are_refused(own):
     series("mixed", [1, 2], SeriesInstanceUID="1.2.3")
     dicom("mixed/9", CODES, SeriesInstanceUID="1.2.4")
+    series("turned", [1, 2], SeriesInstanceUID="1.2.3")
+    dicom("turned/9", CODES, SeriesInstanceUID="1.2.3", ImageOrientationPatient=[0, 1, 0, 1, 0, 0])
     series("phases", [1, 2, 1], SeriesInstanceUID="1.2.3")
     series("lost", [None, None], SeriesInstanceUID="1.2.3")
     Path("empty").mkdir()
     for folder, words in (
         ("mixed", "not slices of one series"),
+        ("turned", "not slices of one series"),
         ("phases", "several slices of one place"),
         ("lost", "several slices of one place"),
         ("empty", "a folder without DICOM files"),
