@@ -364,9 +364,9 @@ def _in_order(path: Path, files: list[Any]) -> list[Any]:
     alike = {tuple(str(file.get(name)) for name in SERIES_FIELDS) for file in files}
     # Scanners round these differently from slice to slice.
     is_parallel = all(
-        np.allclose(*(np.array(one.get(name) or 0, dtype=float) for one in (file, files[0])), 1e-3)
+        np.allclose(one.get(name) or 0, files[0].get(name) or 0, atol=1e-3)
         for name in ("ImageOrientationPatient", "PixelSpacing")
-        for file in files
+        for one in files
     )
     if len(alike) > 1 or not is_parallel or "ModalityLUTSequence" in files[0]:
         raise CommandError(

@@ -242,8 +242,8 @@ def series(folder, heights, **fields):
     """Slices at these heights, in the order of their names."""
     Path(folder).mkdir(parents=True)
     for number, height in enumerate(heights):
-        almost = 1 - 1e-9 * number  # scanners round
-        turn = {"ImageOrientationPatient": [almost, 0, 0, 0, 1, 0], "PixelSpacing": [0.5, 0.25]}
+        tilt = 1e-7 * number  # scanners round
+        turn = {"ImageOrientationPatient": [1, tilt, 0, 0, 1, 0], "PixelSpacing": [0.5, 0.25]}
         place = {} if height is None else {"ImagePositionPatient": [-10, -20, height]}
         dicom(f"{folder}/{number}", CODES + np.uint16(number), **turn, **place, **fields)
 
