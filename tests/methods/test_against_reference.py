@@ -14,7 +14,6 @@ from captum_pda import (
     EmpiricalMeanPrior,
     GaussianPatchPrior,
     GradientPDA,
-    MarginalPrior,
     SampledPDA,
     WindowGrid,
 )
@@ -350,13 +349,6 @@ def test_evidence_for_every_output_and_contrast(algorithm, name, measure):
 # Other priors
 
 
-def explain(library, model, inputs, target, prior=None):
-    given = {"target": target, "sliding_window_shapes": WINDOW, "strides": STRIDES}
-    if library is SampledPDA:
-        given |= {"n_samples": 3, "generator": torch.Generator().manual_seed(9)}
-    return library(model, prior).attribute(inputs, **given)
-
-
 def test_empirical_mean_prior_replaces_windows_by_the_mean_of_the_draws():
     model, output, targets = MODELS["softmax logits"]
     images = two_images()
@@ -367,27 +359,8 @@ def test_empirical_mean_prior_replaces_windows_by_the_mean_of_the_draws():
         (EfficientPDA, reference.efficient_pda),
         (GradientPDA, reference.gradient_pda),
     ):
-        found = explain(library, model, torch.from_numpy(images), targets, prior)
+        found = library(model, prior).attribute(
+            torch.from_numpy(images), targets, sliding_window_shapes=WINDOW, strides=STRIDES
+        )
         settings = means, targets, output, "weight_of_evidence"
         assert_same(found, expected_maps(oracle, model, images, *settings))
-
-
-def test_marginal_prior_knows_windows_of_fitted_images_at_the_same_place():
-    fitted = make_images(5, 3, (9, 11), seed=21)
-    inputs = torch.from_numpy(two_images())
-    prior = MarginalPrior().fit([torch.from_numpy(fitted[:2]), torch.from_numpy(fitted[2:])])
-    grid = WindowGrid((9, 11), WINDOW, STRIDES)
-    means = means_of(prior, inputs, grid)
-    samples = samples_of(prior, inputs, grid, 60, torch.Generator().manual_seed(3)).numpy()
-    seen = np.zeros((2, 16, 5))
-    for w, corner in enumerate(reference.window_corners((9, 11), WINDOW, STRIDES)):
-        windows = [image[reference.block(corner, WINDOW)] for image in fitted]
-        for n in range(2):
-            assert_same(means[n, w], sum(windows) / len(windows))
-            for draw in samples[:, n, w]:
-                (which,) = (i for i, own in enumerate(windows) if np.array_equal(own, draw))
-                seen[n, w, which] += 1
-    # 60 draws of 5 images: each is drawn 12 times at each window, give or take 3.1.
-    assert seen.min() > 0
-    assert np.abs(seen - 12).max() < 5 * 3.1
-    assert 0.8 < seen.std() / 3.1 < 1.2

@@ -1,10 +1,15 @@
-"""Our methods in the hands of Captum and Quantus, which know nothing of them."""
+"""Our methods in the hands of Captum, which knows nothing of them."""
 
 import pytest
 import torch
-from captum.attr import NoiseTunnel
+from captum.attr import (
+    GradientAttribution,
+    LayerAttribution,
+    NoiseTunnel,
+    PerturbationAttribution,
+)
 from captum.metrics import infidelity, sensitivity_max
-from conftest import METHODS, make_classifier, make_images
+from conftest import METHODS, make_classifier
 
 from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA
 
@@ -42,17 +47,18 @@ def test_arguments_that_evidence_lacks_are_answered_too(argument, ours, images):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("kind", "name", "base"),
     [
-        (EfficientPDA, "Efficient PDA"),
-        (SampledPDA, "Sampled PDA"),
-        (GradientPDA, "Gradient PDA"),
-        (LayerPDA, "Layer PDA"),
-        (PDA, "PDA"),
+        (EfficientPDA, "Efficient PDA", PerturbationAttribution),
+        (SampledPDA, "Sampled PDA", PerturbationAttribution),
+        (GradientPDA, "Gradient PDA", GradientAttribution),
+        (LayerPDA, "Layer PDA", LayerAttribution),
+        (PDA, "PDA", PerturbationAttribution),
     ],
 )
-def test_what_captum_documents_of_every_attribution(kind, name):
+def test_what_captum_documents_of_every_attribution(kind, name, base):
     pda = kind(make_classifier())
+    assert isinstance(pda, base)
     assert kind.get_name() == name
     assert pda.has_convergence_delta() is False
     assert pda.multiplies_by_inputs is True
@@ -96,28 +102,3 @@ def test_infidelity_and_sensitivity_take_our_methods(kind, images):
     found = sensitivity_max(pda.attribute, images, target=1, n_perturb_samples=2, **WINDOWS)
     assert found.shape == (2,)
     assert (found > 0).all()
-
-
-def explain_for_quantus(model, inputs, targets, **_):
-    """What Quantus calls an explanation function: NumPy arrays in, NumPy arrays out."""
-    images = torch.as_tensor(inputs, dtype=torch.float32)
-    maps = EfficientPDA(model.eval()).attribute(images, [int(t) for t in targets], **WINDOWS)
-    return maps.sum(1, keepdim=True).numpy()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # those of Quantus and what it imports
-def test_quantus_can_call_our_methods():
-    quantus = pytest.importorskip("quantus", exc_type=ImportError)
-    images = make_images(2, 3, 9, 9).float().numpy()
-    model = make_classifier().float()
-    scores = quantus.MaxSensitivity(nr_samples=2, disable_warnings=True)(
-        model=model,
-        x_batch=images,
-        y_batch=torch.tensor([1, 2]).numpy(),
-        a_batch=None,
-        explain_func=explain_for_quantus,
-        device="cpu",
-    )
-    assert len(scores) == 2
-    assert all(score > 0 for score in scores)

@@ -6,12 +6,7 @@ from contextlib import nullcontext
 import matplotlib as mpl
 import pytest
 import torch
-from captum.attr import (
-    GradientAttribution,
-    Occlusion,
-    PerturbationAttribution,
-    visualization,
-)
+from captum.attr import Occlusion, visualization
 from conftest import make_classifier, make_images
 from torch import nn
 
@@ -27,12 +22,6 @@ def explain(method, model, images, target=1, **arguments):
     if method is SampledPDA:
         arguments.setdefault("n_samples", 2)
     return method(model).attribute(images, target=target, **arguments)
-
-
-def test_the_base_classes_are_captums(method):
-    base = GradientAttribution if method is GradientPDA else PerturbationAttribution
-    assert issubclass(method, base)
-    assert method.get_name() == method.__name__.replace("PDA", " PDA")
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -150,16 +139,6 @@ def test_captums_pictures_of_time_series(method, monkeypatch):
     assert figure.axes
 
 
-def test_progress_is_shown_on_request(perturbation_method, classifier, images, capsys):
-    explain(perturbation_method, classifier, images)
-    assert capsys.readouterr().err == ""
-    explain(perturbation_method, classifier, images, show_progress=True, strides=4)
-    shown = capsys.readouterr().err
-    assert perturbation_method.get_name() in shown
-    total = 2 * 9 * (2 if perturbation_method is SampledPDA else 1)
-    assert f"{total}/{total}" in shown
-
-
 def test_a_constant_prior_is_captums_occlusion(classifier, images):
     """On a grid where Captum cuts no window, and with raw outputs."""
     ours = EfficientPDA(classifier, ConstantPrior(0.0), output="raw").attribute(
@@ -208,33 +187,6 @@ def test_evidence_of_tuples_and_dense_outputs(images):
         evidence.contrast((2, 0, 0), (9, 0, 0))
 
 
-def test_attribute_keeps_only_the_targets_columns(images):
-    """What is kept of each window does not grow with the number of classes."""
-    from captum_pda.engines import DenseEngine
-
-    kept = []
-
-    class Watching(DenseEngine):
-        def prepare(self, *arguments):
-            prepared = super().prepare(*arguments)
-            scores = prepared.scores
-
-            def watched(*arguments):
-                result = scores(*arguments)
-                kept.append(result.shape[-1])
-                return result
-
-            prepared.scores = watched
-            return prepared
-
-    classifier = make_classifier(classes=500)
-    EfficientPDA(classifier, engine=Watching()).attribute(images, target=[3, 400])
-    assert set(kept) == {1}
-    kept.clear()
-    EfficientPDA(classifier, engine=Watching()).evidence(images)
-    assert set(kept) == {500}
-
-
 def test_gradient_pda_takes_one_forward_one_backward_and_one_checking_pass(classifier, images):
     passes = []
     classifier.register_forward_hook(lambda *_: passes.append("forward"))
@@ -272,3 +224,25 @@ def test_the_arguments_are_captums_in_order(method):
         "sliding_window_shapes",
         "strides",
     ]
+
+
+@pytest.mark.parametrize("rows", [4, 5, 7, 11, 64])
+def test_the_last_batch_counts_no_window_twice(rows):
+    """A last batch that was not full kept a stale window of the batch before."""
+    image = make_images(1, 1, 10, 10)
+    touched = []
+
+    def model(x):
+        touched.append((x != image).flatten(1).any(dim=1))
+        return (x - image).flatten(1).sum(dim=1, keepdim=True)
+
+    pda = EfficientPDA(model, ConstantPrior(image[0] + 1), output="raw")
+    attributions = pda.attribute(
+        image, sliding_window_shapes=3, strides=2, perturbations_per_eval=rows
+    )
+    # The image as it is, and two passes that check the model: a changed copy beside the image, and
+    # by itself.
+    assert [batch.tolist() for batch in touched[:3]] == [[False], [True, False], [True]]
+    assert sum(len(batch) for batch in touched[3:]) == 5 * 5
+    # Every window adds one to each of its nine pixels, so every window's evidence is -9.
+    torch.testing.assert_close(attributions, torch.full_like(image, -9))

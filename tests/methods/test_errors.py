@@ -11,7 +11,6 @@ from torch import nn
 
 from captum_pda import (
     ConstantPrior,
-    EfficientPDA,
     GaussianPatchPrior,
     GradientPDA,
     NonFiniteOutputError,
@@ -218,28 +217,6 @@ def test_errors_of_the_model_itself_are_its_own(images):
         GradientPDA(lambda x: x.flatten(1) + torch.zeros(7)).attribute(images, target=1)
 
 
-def test_layers_that_write_over_what_the_gradient_needs(images):
-    """PyTorch alone raises an error here; the values of the layers are the same either way."""
-
-    def network(inplace):
-        torch.manual_seed(0)
-        return (
-            nn.Sequential(
-                *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ReLU(inplace=inplace), nn.Sigmoid()),
-                *(nn.Hardtanh(0.2, 0.6, inplace=inplace), nn.Conv2d(4, 3, 3), nn.Tanh()),
-                *(nn.LeakyReLU(inplace=inplace), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-            )
-            .double()
-            .eval()
-        )
-
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        network(True)(images.clone().requires_grad_()).sum().backward()
-    expected = GradientPDA(network(False)).attribute(images, target=1)
-    actual = GradientPDA(network(True)).attribute(images, target=1)
-    torch.testing.assert_close(actual, expected)
-
-
 def test_models_that_squeeze_their_outputs(method, classifier, images):
     """With 35 windows in batches of 17, the last batch holds one copy."""
     arguments = {"target": 1, "sliding_window_shapes": 3, "strides": (1, 2)}
@@ -248,12 +225,6 @@ def test_models_that_squeeze_their_outputs(method, classifier, images):
     expected = method(classifier).attribute(images, **arguments)
     squeezed = method(lambda x: classifier(x).squeeze()).attribute(images, **arguments)
     torch.testing.assert_close(squeezed, expected)
-
-
-def test_raw_outputs_have_no_probabilities(classifier, images):
-    evidence = EfficientPDA(classifier, output="raw").evidence(images)
-    with pytest.raises(ValueError, match="raw"):
-        _ = evidence.probabilities
 
 
 def test_warnings_point_at_the_users_line(method, classifier, images):

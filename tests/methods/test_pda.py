@@ -132,16 +132,6 @@ def test_a_run_that_is_stopped_keeps_what_was_finished():
     assert stopped.value.result.partial_attribution(1).isfinite().any()
 
 
-def test_one_progress_bar_counts_all_questions(capsys):
-    model = make_classifier()
-    pda = PDA(model, prior=PRIOR)
-    pda.attribute(IMAGE, target=1, show_progress=True)
-    n_regions = sum(len(part.regions) for part in pda.evidence(IMAGE).parts)
-    bars = {line.split(":")[0] for line in capsys.readouterr().err.split("\r") if line.strip()}
-    assert bars == {"PDA"}
-    assert n_regions == 13 * 11 + 12 * 10 * 2 + 10 * 8 + 14 * 12
-
-
 def test_a_feature_mask_takes_the_place_of_windows():
     mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
     pda = PDA(make_classifier(), prior=PRIOR)
@@ -150,12 +140,6 @@ def test_a_feature_mask_takes_the_place_of_windows():
     attribution = evidence.attribution(1)
     for number in range(8):
         assert len(attribution[0, 0][mask[0, 0] == number].unique()) == 1
-
-
-def test_a_named_layer_is_asked_beside_a_feature_mask():
-    mask = torch.arange(14 * 12).reshape(1, 1, 14, 12) // 21
-    evidence = PDA(make_classifier(), "0", prior=PRIOR).evidence(IMAGE, feature_mask=mask)
-    assert [len(part.regions) for part in evidence.parts] == [8, 8, 14 * 12]
 
 
 def test_features_fill_with_the_maps_mean_whatever_the_prior_of_the_input():

@@ -1,7 +1,5 @@
 """Two attributions on one model in two threads give what they give one after the other."""
 
-import copy
-import pickle
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -74,16 +72,6 @@ def test_two_threads_on_one_model(method, options, shared):
         torch.testing.assert_close(in_threads(*tasks), expected, rtol=0, atol=0)
 
 
-def test_two_threads_that_choose_an_engine():
-    """Which one they choose is a matter of time, and then of rounding errors only."""
-    model, images = make_model(), make_images(1, 3, 13, 15).float()
-    arguments = {"sliding_window_shapes": 4, "strides": 1, "target": 1}  # enough to try both
-    pda = EfficientPDA(model)
-    expected = EfficientPDA(model, engine="dense").attribute(images, **arguments)
-    for actual in in_threads(*[lambda: pda.attribute(images, **arguments)] * 3):
-        torch.testing.assert_close(actual, expected)
-
-
 @pytest.mark.parametrize(
     "make_prior",
     [
@@ -139,27 +127,3 @@ def test_a_model_in_training_mode_is_put_back_by_the_last_thread(method):
     assert not any(seen)
     assert [module.training for module in model.modules()] == modes
     torch.testing.assert_close(results, {"first": expected, "second": expected})
-
-
-def test_a_prior_that_was_used_can_be_copied(images):
-    prior = GaussianPatchPrior(5).fit(images)
-    grid_owner = EfficientPDA(lambda x: x.flatten(1)[:, :3], prior, engine="dense")
-    expected = grid_owner.attribute(images, target=1)
-    for other in (copy.deepcopy(prior), pickle.loads(pickle.dumps(prior))):
-        again = EfficientPDA(lambda x: x.flatten(1)[:, :3], other, engine="dense")
-        torch.testing.assert_close(again.attribute(images, target=1), expected)
-
-
-def test_threads_on_a_model_that_writes_over_its_activations():
-    model = nn.Sequential(make_model()[0], nn.Sigmoid(), nn.Hardtanh(0.4, 0.6, inplace=True))
-    model = nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    images = [make_images(1, 3, 12, 12, seed=seed).float() for seed in range(3)]
-    expected = [explain(GradientPDA(model), image) for image in images]
-
-    def often(image):
-        return [explain(GradientPDA(model), image) for _ in range(10)]
-
-    for found, alone in zip(
-        in_threads(*(lambda image=image: often(image) for image in images)), expected, strict=True
-    ):
-        torch.testing.assert_close(found, [alone] * 10)
