@@ -28,7 +28,6 @@ from captum_pda import (
 from captum_pda.report import write_report
 from captum_pda.visualization import visualize_evidence
 
-CUDA = torch.device("cuda")
 SMALL = {"sliding_window_shapes": 8, "strides": 8}
 LARGE = {"sliding_window_shapes": 13, "strides": 10}
 MASK = torch.arange(22)[:, None] // 8 * 2 + torch.arange(23) // 16
@@ -42,11 +41,6 @@ PRIORS = {
     "constant": lambda images: ConstantPrior(0.5),
     "empirical": lambda images: EmpiricalMeanPrior(GaussianPatchPrior(7).fit(images), 3),
 }
-
-
-@pytest.fixture(params=["dense", "incremental"])
-def engine(request):
-    return request.param
 
 
 def make_photos(n_examples=1):
@@ -93,29 +87,32 @@ def test_every_prior_fills_on_the_inputs_device(on_device, method, prior):
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "context"), [(EfficientPDA, "both"), (SampledPDA, "empty"), (SampledPDA, "full")]
-)
-def test_every_context_is_on_the_inputs_device(on_device, method, context, engine):
-    on_device(
-        lambda model, images: method(model, engine=engine).attribute(
-            images, target=1, context=context, **SMALL
-        )
-    )
+def explain(method, engine="auto", **arguments):
+    """A function of a model and images, for target 1."""
+    options = {} if method in (LayerPDA, GradientPDA) else {"engine": engine}
+    return lambda model, images: method(model, **options).attribute(images, 1, **arguments)
 
 
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, GradientPDA])
-def test_large_windows_are_filled_on_the_inputs_device(on_device, method):
-    on_device(lambda model, images: method(model).attribute(images, target=1, **LARGE))
+#: What is explained, and whether the CPU gives the same bit by bit.
+WAYS = {
+    "both contexts": (explain(EfficientPDA, "dense", context="both", **SMALL), True),
+    "incremental": (explain(EfficientPDA, "incremental", context="both", **SMALL), True),
+    "samples": (explain(SampledPDA, "dense", **SMALL), True),
+    "incremental samples": (explain(SampledPDA, "incremental", **SMALL), True),
+    "large windows": (explain(SampledPDA, **LARGE), True),
+    "superpixels": (explain(SampledPDA, "dense", superpixels=4, n_samples=2), False),
+    "PDA": (explain(PDA, "incremental", scales=8), True),
+    "a layer": (explain(LayerPDA, sliding_window_shapes=6, strides=6), True),
+    "gradients": (explain(GradientPDA, **SMALL), True),
+    "gradients of pixels": (explain(GradientPDA, pixelwise=True, **LARGE), True),
+    "contrast": (lambda m, x: EfficientPDA(m).evidence(x, **SMALL).contrast(1, 2), True),
+}
 
 
-def test_superpixels_are_filled_on_the_inputs_device(on_device):
-    on_device(
-        lambda model, images: SampledPDA(model, engine="dense").attribute(
-            images, target=1, superpixels=4, n_samples=2
-        ),
-        exact=False,
-    )
+@pytest.mark.parametrize("way", WAYS)
+def test_everything_happens_on_the_inputs_device(on_device, way):
+    explained, exact = WAYS[way]
+    on_device(explained, n_examples=2, exact=exact)
 
 
 @pytest.mark.parametrize("context", ["full", "empty"])
@@ -128,36 +125,14 @@ def test_a_feature_mask_may_be_on_either_device(on_device, context, elsewhere):
     on_device(explained, exact=False)
 
 
-def test_pda_is_on_the_inputs_device(on_device, engine):
-    on_device(lambda model, images: PDA(model, engine=engine).attribute(images, target=1, scales=8))
-
-
-@pytest.mark.parametrize("fitted", [False, True], ids=["the map's mean", "a Gaussian"])
-def test_a_layers_map_is_replaced_on_its_device(on_device, fitted):
+def test_a_fitted_prior_of_a_layers_map_is_on_its_device(on_device):
     def explained(model, images):
-        prior = GaussianPatchPrior(7).fit(model[:3](images).detach()) if fitted else None
+        prior = GaussianPatchPrior(7).fit(model[:3](images).detach())
         return LayerPDA(model, model[2], prior).attribute(
             images, target=[1, 2], sliding_window_shapes=6, strides=6
         )
 
     on_device(explained, n_examples=2)
-
-
-@pytest.mark.parametrize("pixelwise", [False, True])
-def test_gradients_are_computed_and_used_on_the_inputs_device(on_device, pixelwise):
-    on_device(
-        lambda model, images: GradientPDA(model).attribute(
-            images, target=[1, 2], pixelwise=pixelwise, **SMALL
-        ),
-        n_examples=2,
-    )
-
-
-@pytest.mark.parametrize("method", [EfficientPDA, SampledPDA])
-def test_evidence_is_kept_on_the_inputs_device(on_device, method):
-    on_device(
-        lambda model, images: method(model).evidence(images, **SMALL).contrast(1, 2),
-    )
 
 
 TOOLS = {
@@ -209,29 +184,15 @@ def test_evidence_of_a_device_is_drawn_and_reported(on_device, tmp_path):
         )
 
 
-DEFAULTS = {
-    "windows": lambda model, images: EfficientPDA(model).attribute(
-        images, target=1, context="both", **SMALL
-    ),
-    "large windows": lambda model, images: SampledPDA(model).attribute(images, target=1, **LARGE),
-    "mask": lambda model, images: EfficientPDA(model).attribute(
-        images, target=1, feature_mask=MASK[None, None]
-    ),
-    "superpixels": lambda model, images: EfficientPDA(model, engine="dense").attribute(
-        images, target=1, superpixels=4
-    ),
-    "layer": lambda model, images: LayerPDA(model).attribute(images, target=1),
-}
-
-
-@pytest.mark.parametrize("case", DEFAULTS)
-def test_a_default_device_changes_nothing(case):
+@pytest.mark.parametrize("way", ["both contexts", "large windows", "superpixels", "a layer"])
+def test_a_default_device_changes_nothing(way):
     """As after ``torch.set_default_device("cuda")``: what is worked out on the CPU stays there."""
     model, images = make_convolutional(), make_photos()
-    expected = DEFAULTS[case](model, images)
+    explained, exact = WAYS[way]
+    expected = explained(model, images)
     with pretended_device(), torch.device(DEVICE):
-        actual = DEFAULTS[case](model.to(DEVICE), images.to(DEVICE))
-    assert_same(actual.held, expected, exact=case not in ("mask", "superpixels"))
+        actual = explained(model.to(DEVICE), images.to(DEVICE))
+    assert_same(actual.held, expected, exact)
 
 
 @pytest.mark.parametrize("method", [EfficientPDA, SampledPDA, PDA, LayerPDA, GradientPDA])
@@ -246,6 +207,7 @@ def test_a_default_device_without_values_changes_nothing(method):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("engine", ["dense", "incremental"])
 def test_values_are_read_back_as_often_for_many_windows_as_for_few(engine):
     model, images = make_convolutional(), make_photos()
     counts = []
