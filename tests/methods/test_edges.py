@@ -198,28 +198,6 @@ def test_a_prediction_that_is_rounded_only_where_everything_is_seen(perturbation
         pda.attribute(image, sliding_window_shapes=2, strides=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_twenty_thousand_classes(perturbation_method, dtype):
-    image = make_images(1, 3, 9, 11)
-    model = make_classifier(classes=20_000).to(dtype)
-    pda = perturbation_method(model, ConstantPrior(0.0))
-    arguments = {"sliding_window_shapes": WINDOW, "strides": STRIDES}
-    evidence = pda.evidence(image.to(dtype), **arguments)
-    for target in (0, 19_999):
-        expected = occluded_map(
-            perturbation_method,
-            make_classifier(classes=20_000),
-            image,
-            target,
-            "logits",
-            "weight_of_evidence",
-        )
-        tolerance = {"rtol": 0, "atol": 1e-9 if dtype == torch.float64 else 1e-5}
-        attributions = pda.attribute(image.to(dtype), target=target, **arguments)
-        torch.testing.assert_close(attributions.double(), expected, **tolerance)
-        torch.testing.assert_close(evidence.attribution(target).double(), expected, **tolerance)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_models_are_close_to_exact_ones(method, dtype):
     image = make_images(1, 3, 9, 11).to(dtype)

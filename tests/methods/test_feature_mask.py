@@ -51,15 +51,6 @@ def test_regions_of_any_shape_are_hidden_one_at_a_time(method, context, engine):
         torch.testing.assert_close(found[n, 0], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["dense", "incremental"])
-def test_a_mask_of_rectangles_gives_what_windows_give(engine):
-    pda = EfficientPDA(MODEL, MapMeanPrior(), engine=engine)
-    windows = pda.attribute(IMAGES, target=1, sliding_window_shapes=(3, 4), strides=(3, 4))
-    for mask in (TILES, TILES.expand(2, 3, 9, 12)):
-        found = pda.attribute(IMAGES, target=1, feature_mask=mask)
-        torch.testing.assert_close(found, windows, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("pixelwise", [False, True])
 def test_the_first_order_form_takes_masks_too(pixelwise):
     pda = GradientPDA(MODEL, MapMeanPrior())
