@@ -38,8 +38,8 @@ LEAST_BITS = 0.01
 #: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
 #: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
-#: A region whose every answer is less than this share of what the map has inside it is not listed:
-#: regions of other sizes make the map there, and one of them is listed.
+#: A region is listed if an answer of its own has the sign of the map inside it and at least this
+#: share of its size: otherwise regions of other sizes make the map, and one of them is listed.
 OWN_SHARE = 0.25
 #: A region that shares at most this part of its pixels with those listed before is listed without
 #: them; with a larger part, it is not listed.
@@ -147,9 +147,10 @@ def strongest_regions(
     The map decides: a region counts by the mean of the map inside it. Listed regions do not
     overlap: one that shares up to a tenth of its pixels with those before is listed without these,
     though its answers are about all of it. There may be fewer than ``n``: regions in which the map
-    has less than a tenth of the strongest, or that answer no question with more than 0.01 bits, are
-    not listed. Of several sizes, those are listed that have about a 25th of the input; where such a
-    region says next to nothing itself, the region of another size that makes the map there.
+    has less than a tenth of the strongest, or none of whose answers has the sign of the map and
+    more than 0.01 bits, are not listed. Of several sizes, those are listed that have about a 25th
+    of the input; where such a region says next to nothing itself, the region of another size that
+    makes the map there.
 
     Args:
         evidence: with one input tensor.
@@ -172,42 +173,37 @@ def strongest_regions(
         quantity = evidence.outputs.rather(target, rather_than)
     parts = [part for part in evidence.parts if part.depth == "input"] or list(evidence.parts)
     parts = [part for part in parts if part.regions.space == values.shape] or parts
-    # What the regions of each part say, and its map, both in standard deviations of that map.
-    answers, maps, standardised = [], [], []
+    # What the regions of each part say, and its map in standard deviations.
+    answers, maps, deviations = [], [], []
     for part in parts:
         each = part.differences(quantity)
         own = plain_values(part.map(each, values.shape)[example])
         # A map of one region is flat, and its standard deviation is rounding.
-        deviation = float(own.std()) if own.std() > FLAT * np.abs(own).max() else 1.0
-        answers.append(each[example])
-        maps.append(own / deviation)
-        standardised.append(plain_values(each[example]) / deviation)
+        deviations.append(float(own.std()) if own.std() > FLAT * np.abs(own).max() else 1.0)
+        answers.append(plain_values(each[example]))
+        maps.append(own / deviations[-1])
     mean_map = np.mean(maps, axis=0)
+    least = least_answer(evidence.measure)
     sizes = []
     # Regions that are only read from random sets were not asked by themselves.
     asked_alone = [part for part in parts if not CONTEXTS[part.context].in_sets] or parts
     for regions in dict.fromkeys(part.regions for part in asked_alone):
         asked = [place for place, part in enumerate(parts) if part.regions == regions]
         numbers, means = means_inside(regions, example, values)
-        said = (np.sign(means) * [standardised[place][numbers] for place in asked]).max(axis=0)
         expected = np.abs(means_inside(regions, example, mean_map)[1])
-        carried = said >= OWN_SHARE * expected
-        sizes.append(Size(regions, numbers, means, np.where(carried, said, 0), carried))
+        said = np.zeros(len(numbers))
+        for place in asked:
+            agrees = np.sign(means) * answers[place][numbers]
+            standardised = np.where(agrees > least, agrees / deviations[place], 0)
+            said = np.maximum(said, np.where(standardised >= OWN_SHARE * expected, standardised, 0))
+        sizes.append(Size(regions, numbers, means, said))
     outputs = [target, *([] if rather_than is None else [rather_than])]
     predictions = [evidence.outputs.prediction(one) for one in outputs]
-    least = least_answer(evidence.measure)
-
-    def parts_with(chosen: Chosen) -> list[int]:
-        return [k for k, part in enumerate(parts) if part.regions == chosen.size.regions]
-
-    def says(chosen: Chosen) -> bool:
-        number = int(chosen.size.numbers[chosen.row])
-        return any(abs(float(answers[k][number])) > least for k in parts_with(chosen))
 
     def told(kind: list[Chosen]) -> Iterator[StrongRegion]:
-        kind = list(filter(says, kind))
         for chosen, following in zip_longest(kind, kind[1:]):
-            number, own = int(chosen.size.numbers[chosen.row]), parts_with(chosen)
+            number = int(chosen.size.numbers[chosen.row])
+            own = [k for k, part in enumerate(parts) if part.regions == chosen.size.regions]
             said = {parts[k].context: float(answers[k][number]) for k in own}
             each = np.array([one[chosen.pixels].mean() for one in maps])
             disagree = len(each) > 1 and abs(each.mean()) <= each.std(ddof=1)
@@ -225,7 +221,7 @@ def strongest_regions(
                 seen,
                 said,
                 changed,
-                bool(disagree or not chosen.size.carried[chosen.row]),
+                bool(disagree),
                 evidence.measure,
                 gap < CLOSE_SHARE * abs(chosen.value),
                 second[0] if second else None,
@@ -243,14 +239,13 @@ def least_answer(measure: Measure) -> float:
 
 
 class Size(NamedTuple):
-    """Regions of one size: their numbers, the mean of the map inside each, its strongest answer
-    with the sign of the map, and whether that is enough to list it."""
+    """Regions of one size: their numbers, the mean of the map inside each, and its strongest answer
+    with the sign of the map, 0 where that is not enough to list it."""
 
     regions: Regions
     numbers: npt.NDArray[np.int64]
     means: Floats
     said: Floats
-    carried: Pixels
 
 
 class Chosen(NamedTuple):
@@ -270,12 +265,12 @@ def strongest_in(
     preferred = listed_regions([size.regions for size in sizes], example)
     first = next(place for place, size in enumerate(sizes) if size.regions == preferred)
     strength = np.abs(sizes[first].means)
-    queue = [(-one, first, row, False) for row, one in enumerate(strength.tolist())]
+    queue = [(-one, first, row) for row, one in enumerate(strength.tolist())]
     heapq.heapify(queue)
     chosen: tuple[list[Chosen], list[Chosen]] = ([], [])
     taken = np.zeros(values.shape, dtype=np.bool_)
     while queue and -queue[0][0] > LEAST_SHARE * strength.max():
-        expected, place, row, is_replacement = heapq.heappop(queue)
+        expected, place, row = heapq.heappop(queue)
         size = sizes[place]
         value = float(size.means[row])
         is_negative = value < 0
@@ -290,9 +285,9 @@ def strongest_in(
             if (value < 0) != is_negative:
                 continue
             if abs(value) < -expected:  # others may be stronger than what is left of it
-                heapq.heappush(queue, (-abs(value), place, row, is_replacement))
+                heapq.heappush(queue, (-abs(value), place, row))
                 continue
-        if not size.carried[row] and not is_replacement:
+        if not size.said[row]:
             # Of all regions with the same sign, what they say times the share of them that is here.
             here = [
                 means_inside(other.regions, example, pixels.astype(float))[1]
@@ -302,8 +297,8 @@ def strongest_in(
             best = max(range(len(sizes)), key=lambda other: here[other].max())
             if here[best].max() > 0:
                 other_row = int(here[best].argmax())
-                heapq.heappush(queue, (-abs(sizes[best].means[other_row]), best, other_row, True))
-                continue
+                heapq.heappush(queue, (-abs(sizes[best].means[other_row]), best, other_row))
+            continue
         taken |= pixels
         chosen[is_negative].append(Chosen(size, row, pixels, value))
     for kind in chosen:  # what is left of a region may be stronger than all of it
