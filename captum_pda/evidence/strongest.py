@@ -183,7 +183,7 @@ def strongest_regions(
         answers.append(plain_values(each[example]))
         maps.append(own / deviations[-1])
     mean_map = np.mean(maps, axis=0)
-    least = least_answer(evidence.measure)
+    least = LEAST_BITS if evidence.measure.unit == "bits" else 0.0
     sizes = []
     # Regions that are only read from random sets were not asked by themselves.
     asked_alone = [part for part in parts if not CONTEXTS[part.context].in_sets] or parts
@@ -231,11 +231,6 @@ def strongest_regions(
 
     speak_for, speak_against = strongest_in(values, sizes, example, n)
     return list(told(speak_for)), list(told(speak_against))
-
-
-def least_answer(measure: Measure) -> float:
-    """The answer that a listed region must be above, by its size."""
-    return LEAST_BITS if measure.unit == "bits" else 0.0
 
 
 class Size(NamedTuple):
