@@ -29,6 +29,9 @@ MAX_CONDITIONED_PIXELS = 2**19
 #: A map fails that separates the two curves by less than this share of the prediction, or lowers
 #: the prediction by less with its strongest pixels hidden.
 LEAST_GAIN = 0.1
+#: With a smaller probability there is hardly an answer that a map could explain: its changes by a
+#: tenth are as small as those of any map.
+LEAST_PROBABILITY = 0.01
 #: The summary takes the smallest share of pixels that reaches this share of the largest effect.
 NEARLY = 0.7
 
@@ -70,9 +73,10 @@ class SelfTest:
     @property
     def passed(self) -> bool:
         """Whether the strongest pixels explain the prediction better than the others do, and
-        hiding them lowers it."""
+        hiding them lowers it. A class of less than 1% has no answer to explain, and never passes.
+        """
         lowered = self.prediction - self.at(self.share)[0]
-        return min(self.gain, lowered) > self._least()
+        return self._has_answer and min(self.gain, lowered) > self._least()
 
     @property
     def share(self) -> float:
@@ -83,6 +87,10 @@ class SelfTest:
         lowers = has_effect & (self.prediction - self.hidden[1:-1] > self._least())
         found = lowers if lowers.any() else has_effect
         return float(self.shares[1:-1][found][0] if found.any() else self.shares[len(effect) // 2])
+
+    @property
+    def _has_answer(self) -> bool:
+        return not self.measure.needs_probabilities or self.prediction >= LEAST_PROBABILITY
 
     def _least(self) -> float:
         """The least change of the prediction that counts."""
@@ -96,18 +104,13 @@ class SelfTest:
 
     def __str__(self) -> str:
         share = self.share
-        hidden, shown = self.at(share)
-        said = self.measure.in_words
-        words = (
-            f"without the strongest {100 * share:.0f}%: {said(self.prediction)} -> {said(hidden)}"
-        )
+        strongest = f"the strongest {100 * share:.0f}%"
+        seen, hidden, shown = map(self.measure.in_words, (self.prediction, *self.at(share)))
         if self.passed:
-            return f"{words}; with only these: {said(shown)}"
-        return (
-            "this map does not explain the answer: hiding the strongest "
-            f"{100 * share:.0f}% changes {said(self.prediction)} to {said(hidden)}, and with only "
-            f"these it is {said(shown)}"
-        )
+            return f"without {strongest}: {seen} -> {hidden}; with only these: {shown}"
+        effect = f"hiding {strongest} changes {seen} to {hidden}, and with only these it is {shown}"
+        hardly = "" if self._has_answer else ", as there is hardly one"
+        return f"this map does not explain the answer{hardly}: {effect}"
 
     def __repr__(self) -> str:
         return f"SelfTest({self}; symmetric relevance gain {self.gain:.2f})"

@@ -75,6 +75,16 @@ def test_a_map_passes_only_if_hiding_its_strongest_pixels_lowers_the_answer(hidd
     assert ("does not explain" in str(test)) != passed
 
 
+@pytest.mark.parametrize("scale", [0.02, 0.009])
+def test_a_class_that_is_hardly_predicted_has_no_answer_to_explain(scale):
+    """Changes of a tenth of almost nothing are found in any map."""
+    hidden = scale * torch.tensor([1.0, 0.1, 0.1, 0.1, 0.1])
+    shown = torch.tensor([0.1 * scale, 0.5, 0.5, 0.5, scale])
+    test = SelfTest(torch.linspace(0, 1, 5), hidden, shown, WeightOfEvidence())
+    assert test.passed == (scale == 0.02)
+    assert ("the answer, as there is hardly one: hiding" in str(test)) != test.passed
+
+
 def test_a_raw_output_that_is_the_same_with_nothing_seen_needs_a_gain_too():
     """Of a box, say, that a detector finds in the blurred photo as well."""
     shares = torch.linspace(0, 1, 21)
