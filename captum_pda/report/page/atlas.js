@@ -13,6 +13,7 @@ function example({ photo, bits, link, crop }, arrays) {
 function group(one, all, arrays) {
   const kind = one.bits > 0 ? "for" : "against";
   const shown = one.examples.length;
+  const spread = one.photos > 1 ? ` \u00b1 ${one.spread.toFixed(2)}` : "";
   const crops = shown < one.regions ? `${shown} of ${counted(one.regions, "crop")} shown` : counted(shown, "crop");
   return element(
     "li",
@@ -20,7 +21,7 @@ function group(one, all, arrays) {
     element(
       "p",
       { class: "sum" },
-      element("strong", { class: kind }, `${typeset(signedWords(one.bits, "bits"))} \u00b1 ${one.spread.toFixed(2)} bits`),
+      element("strong", { class: kind }, `${typeset(signedWords(one.bits, "bits"))}${spread} bits`),
       element("span", {}, nameElement(one.name)),
       element("span", {}, `in ${one.photos} of ${counted(all, "photo")} (${percent(one.photos / all)}), ${crops}`),
     ),
@@ -33,8 +34,8 @@ async function start() {
   document.title = `${header.label}: what speaks for it, and what against it`;
   byId("title").replaceChildren(nameElement(header.label));
   byId("lead").textContent =
-    `${counted(header.photos, "photo")}; regions that occur in several of them: ` +
-    `${counted(header.groups.length, "group")}; ${counted(header.left, "region")} in no group.`;
+    `${counted(header.photos, "photo")}: ${counted(header.groups.length, "group")} of similar regions; ` +
+    `${counted(header.left, "region")} in no group.`;
   for (const [kind, sign] of [["for", 1], ["against", -1]]) {
     const groups = header.groups.filter(({ bits }) => sign * bits > 0);
     byId(kind).replaceChildren(...groups.map((one) => group(one, header.photos, arrays)));

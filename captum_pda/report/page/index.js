@@ -11,7 +11,7 @@ const ORDERS = {
 function card(entry, number) {
   const shown = entry.probabilities ? percent(entry.prediction) : general(entry.prediction, 4);
   const evidence = ["for", "against"].map((kind) =>
-    element("span", { class: kind }, `${kind}: ${entry[kind] === null ? "nothing" : typeset(entry[kind].words)}`),
+    element("span", { class: kind }, `${kind}: ${entry[kind] === null ? "nothing" : typeset(entry[kind].words).replace(": ", " ")}`),
   );
   const words = [
     element("span", { class: "verdict" }, nameElement(entry.verdict), element("span", { class: "number" }, shown)),
@@ -20,7 +20,7 @@ function card(entry, number) {
   ];
   if (entry.test) {
     const kind = entry.test.passed ? "tested" : "tested failed";
-    words.splice(2, 0, element("span", { class: kind }, typeset(entry.test.sentence)));
+    words.splice(2, 0, element("span", { class: kind }, `map’s test: ${typeset(entry.test.sentence)}`));
   }
   if (entry.truth !== null) {
     const right = entry.right ? "\u2713 right" : "\u2717 wrong, it is ";
