@@ -364,8 +364,8 @@ class _Spectrum:
         eigenvalues = np.append(self.eigenvalues / np.maximum(self.counts, 1), 0)
         some = counts > 0
         counts, power, eigenvalues = counts[some], power[some], eigenvalues[some]
-        loading = 1e-9 * np.trace(power.sum(axis=0)) / max(1, counts.sum()) / self.n_channels
-        if not loading > 0:
+        # A constant has a spectrum of rounding errors.
+        if not np.trace(power.sum(axis=0)) > 1e-24 * np.trace(self.level_squares):
             raise ValueError(
                 "the images are constant, so there is nothing to fit; use GaussianFieldPrior() "
                 "without a fit"
@@ -376,6 +376,8 @@ class _Spectrum:
             length, smoothness = np.exp(logarithms)
             precisions = length**-2 + eigenvalues + smoothness**2 * eigenvalues**2
             covariance = np.tensordot(precisions, power, 1) / counts.sum()
+            # Channels may be alike, as those of a grey photo are.
+            loading = 1e-9 * np.trace(covariance) / self.n_channels
             return precisions, covariance + loading * np.eye(self.n_channels)
 
         def unlikelihood(logarithms: Floats) -> float:

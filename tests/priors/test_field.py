@@ -562,10 +562,20 @@ def test_a_fit_to_images_of_neighbours_alike_is_not_smooth():
     assert prior.correlation_length > 50
 
 
+def test_channels_that_are_equal_are_fitted_as_one():
+    """As those of a grey photo that is stored in three colours."""
+    images = simulated(10, (30, 28), 5.0, 1.0, COLOURS[:1, :1], MEAN[:1], 0)
+    one, three = (GaussianFieldPrior().fit(images.expand(-1, n, -1, -1)) for n in (1, 3))
+    assert three.correlation_length == pytest.approx(one.correlation_length, rel=0.01)
+    assert three.smoothness == pytest.approx(one.smoothness, rel=0.01)
+    expected = one.colour_covariance.expand(3, 3)
+    torch.testing.assert_close(three.colour_covariance, expected, rtol=0.01, atol=0)
+
+
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (torch.ones(2, 3, 8, 8), ValueError, "constant.*use GaussianFieldPrior"),
+        (torch.full((2, 3, 8, 8), 0.1), ValueError, "constant.*use GaussianFieldPrior"),
         ([], ValueError, "no batches to fit"),
         ([torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8)], ValueError, "1 channels where the fir"),
         (7, TypeError, "fit takes a tensor"),
