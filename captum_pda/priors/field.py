@@ -79,7 +79,7 @@ class GaussianFieldPrior(BlurredContext):
     """
 
     #: Raised whenever the same arguments give other fills.
-    version = 2
+    version = 3
 
     def __init__(self) -> None:
         #: The length l of the precision 1/l^2 + L + b^2 L^2, in pixels; infinite without a fit.

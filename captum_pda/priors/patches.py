@@ -152,30 +152,16 @@ class GaussianPatchPrior(BlurredContext):
         """Add what another prior of the same settings was fitted to."""
         if not isinstance(other, GaussianPatchPrior):
             raise TypeError(f"merge takes a GaussianPatchPrior, got {type(other).__name__}")
-        theirs, mine = other._fitted(), self._moments
-        own, given = (
-            (prior.covariance, prior.channels, prior._patch_for(len(theirs.patch)))
-            for prior in (self, other)
-        )
-        if own != given:
-            raise ValueError(f"only priors of the same settings merge; got {own} and {given}")
-        self._use(theirs if mine is None else mine.merged(theirs.to(mine.device)))
+        own = self._fitted()
+        self._use(own.merged(other._fitted().to(own.device)))
         return self
 
     def _add(self, batch: Tensor) -> None:
         images = device_sync.in_double(batch.detach())
-        known = self._moments
-        if known is not None:
-            self._check_channels(images.shape[1])
-            images = images.to(known.device)
         patch = self._patch_for(images.dim() - 2)
         moments = COVARIANCES[self.covariance].of(patch, self.channels == "joint", images)
-        self._use(moments if known is None else known.merged(moments))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the fit is kept."""
-        return self._fitted().device
+        known = self._moments
+        self._use(moments if known is None else known.merged(moments.to(known.device)))
 
     @property
     def n_channels(self) -> int:
@@ -189,13 +175,6 @@ class GaussianPatchPrior(BlurredContext):
                 "prior=None for the default prior, which needs no fit"
             )
         return self._moments
-
-    def _check_channels(self, n_channels: int) -> None:
-        if n_channels != self.n_channels:
-            raise ValueError(
-                f"this prior was fitted on {self.n_channels} channels; these images have "
-                f"{n_channels}"
-            )
 
     def _patch_for(self, dims: int) -> tuple[int, ...]:
         if isinstance(self.patch_size, int):
@@ -244,11 +223,11 @@ class GaussianPatchPrior(BlurredContext):
         """Draws (S, W, C, *window), or without ``n_samples`` the conditional mean as the only one.
         Pixels of a box that are not hidden stay as they are."""
         moments, channels = self._fitted(), len(example)
-        self._check_channels(channels)
-        if len(regions.window) != len(moments.patch):
+        fitted, given = (moments.n_channels, len(moments.patch)), (channels, len(regions.window))
+        if fitted != given:
             raise ValueError(
-                f"this prior was fitted on {len(moments.patch)} spatial dimensions; the example "
-                f"has {len(regions.window)}"
+                "this prior was fitted on {} channels and {} spatial dimensions; the example has "
+                "{} and {}".format(*fitted, *given)
             )
         # Autocast is for the model: fills are computed in the precision of the inputs.
         with torch.autocast(example.device.type, enabled=False):
