@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import re
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, ra
 PLAIN += (enum.Enum, PurePath, torch.dtype, torch.device)
 #: Values that are compared by what they hold.
 CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, frozenset, Tensor, np.ndarray)
+CONTAINERS += (types.SimpleNamespace, re.Pattern)
 #: Methods and functions in a wrapper, which is made of these attributes.
 WRAPPERS: tuple[type, ...] = (property, staticmethod, classmethod, functools.partial)
 WRAPPERS += (functools.partialmethod, functools.cached_property)
@@ -144,7 +146,7 @@ class _Walk:
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
     """The code that runs, without its documentation, and what it uses of its package and of other
-    modules that are not installed: constants, functions and classes.
+    modules that are not installed: constants, functions, classes and objects of these.
 
     Its source would not do: a file may have been edited since it was loaded.
     """
@@ -157,9 +159,10 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
             if isinstance(value, types.ModuleType):
                 is_new = not any(vars(value) is one for one in modules)
                 modules += [vars(value)] if is_new and _is_own(value.__name__, package) else []
-            elif isinstance(value, types.FunctionType | type):
-                used += [(name, value)] if _is_own(value.__module__, package) else []
-            elif isinstance(value, PLAIN + CONTAINERS) and not _is_cache(name, value):
+            elif not _is_cache(name, value) and (
+                isinstance(value, PLAIN + CONTAINERS + WRAPPERS)
+                or _is_own(getattr(value, "__module__", None), package)
+            ):
                 used.append((name, value))
     constants = [value for value in code.co_consts if value != function.__doc__]
     enclosed = []
@@ -167,7 +170,9 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
         with suppress(ValueError):  # nothing in it yet
             enclosed.append(cell.cell_contents)
     defaults = function.__defaults__, function.__kwdefaults__
-    return [code.co_code, code.co_names, constants, defaults, used, enclosed]
+    # Such as what a decorator has put there: the functions that are chosen between by type.
+    own = [(name, part) for name, part in vars(function).items() if not _is_cache(name, part)]
+    return [code.co_code, code.co_names, constants, defaults, used, enclosed, own]
 
 
 def _class_parts(kind: type) -> list[Any]:

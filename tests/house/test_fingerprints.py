@@ -24,6 +24,17 @@ def helper(x):
     return inner(x) + 43
 def inner(x):
     return x * 53
+class Config:
+    def __init__(self):
+        self.width = 61
+CONFIG = Config()
+added = functools.partial(lambda number, x: x + number, 67)
+@functools.singledispatch
+def chosen(x):
+    return x
+@chosen.register
+def for_numbers(x: int):
+    return x + 71
 class Base:
     shift = 47
     def moved(self, x):
@@ -58,7 +69,7 @@ class Own(Base):
         def local(x):
             return x * 41
         _memory[len(_memory)] = 1
-        return local(helper(example)) * SCALE * TABLE["a"]
+        return local(helper(added(chosen(example)))) * SCALE * TABLE["a"] * CONFIG.width
     def settings(self):
         return {"kind": "Own"}
 '''
@@ -80,7 +91,7 @@ EDITS = [
     ('{"a": 1}', '{"a": 2}'),
     *(
         (str(number), str(number + 1))
-        for number in (43, 47, 53, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+        for number in (43, 47, 53, 11, 13, 17, 19, 23, 29, 31, 37, 41, 61, 67, 71)
     ),
     ("x - 13", "x + 13"),
     ("inner(x) +", "abs(x) +"),
