@@ -110,17 +110,6 @@ def test_the_layers_of_a_compiled_model_are_asked_too(kind: str, was_run: bool) 
         torch.testing.assert_close(found.attribution(1), expected.attribution(1))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "layer" not in kind])
-def test_the_compiler_is_kept_out(kind: str) -> None:
-    backend = Backend()
-    model = compiled(kind, backend)
-    with without_compiler():
-        model(IMAGES)
-    assert not backend.functions
-    model(IMAGES)
-    assert backend.functions
-
-
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="there are no stances")
 def test_the_compiler_is_left_as_it_was() -> None:
     backend = Backend()

@@ -114,17 +114,6 @@ def test_models_that_cannot_take_channels_last(example, fills):
     assert len(done) == -(-2 * len(GRID) // 4)
 
 
-def test_models_that_need_gradients_of_their_own(example, fills):
-    weight = torch.ones(1, dtype=torch.float64, requires_grad=True)
-
-    def forward(copies):
-        with torch.enable_grad():
-            return (copies * weight).sum(dim=(1, 2, 3))[:, None].detach()
-
-    scores, _ = run(forward, example, fills, 4)
-    torch.testing.assert_close(scores, expected_outputs(forward, example, fills))
-
-
 def refusing_more_than(limit, forward, error):
     sizes = []
 
