@@ -23,7 +23,6 @@ from captum_pda.methods.pda import PDA
 from captum_pda.methods.perturbation import EfficientPDA, SampledPDA
 from captum_pda.priors import PatchPrior
 from captum_pda.regions.contexts import CONTEXTS
-from captum_pda.regions.protocol import Regions
 from captum_pda.regions.superpixels import Superpixels
 
 METHODS: dict[str, Any] = {
@@ -176,10 +175,11 @@ class PhotoExplainer:
             named = evidence.scores[0].topk(min(n_top, len(labels))).indices.tolist()
         asked = [*((number,) for number in named), *([pair] if pair else [])]
         answers = [self._answer(evidence, classes) for classes in asked]
-        words = f"{METHODS[options.method].__name__}, {parts_in_words(evidence)}"
-        words += "" if target is None else ", region of interest only"
+        sizes = dict.fromkeys(part.regions.title for part in evidence.parts)
+        words = [METHODS[options.method].__name__, *sizes]
+        words += [] if target is None else ["region of interest only"]
         decided = () if expected is None else self._decided(evidence, expected)
-        return Explanation(answers, words, labels, evidence, decided, target)
+        return Explanation(answers, ", ".join(words), labels, evidence, decided, target)
 
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""
@@ -246,22 +246,3 @@ class PhotoExplainer:
         bits = cast(Tensor, whole)[0, 0]
         name = " rather than ".join(self.classifier.labels[number] for number in classes)
         return Answer(name, classes, bits, *strongest, test, total)
-
-
-def sizes_in_words(regions: Sequence[Regions]) -> str:
-    """The sizes of regions: "12, 25, 60 superpixels", or "windows of 16, 32 px"."""
-    sides = ", ".join(map(str, sorted({max(one.size) for one in regions})))
-    is_superpixels = any(isinstance(one, Superpixels) for one in regions)
-    return f"{sides} superpixels" if is_superpixels else f"windows of {sides} px"
-
-
-def parts_in_words(evidence: WindowEvidence) -> str:
-    """The sizes, contexts and layers that evidence is made of."""
-    of_input = [part for part in evidence.parts if part.depth == "input"]
-    words = [sizes_in_words([part.regions for part in of_input])] if of_input else []
-    contexts = list(dict.fromkeys(part.context for part in of_input or evidence.parts))
-    if contexts != ["full"]:
-        several = "both contexts" if len(contexts) == 2 else f"{len(contexts)} contexts"
-        words.append(several if len(contexts) > 1 else f"{contexts[0]} context")
-    layers = dict.fromkeys(part.depth for part in evidence.parts if part.depth != "input")
-    return ", ".join([*words, *(f"features of {name}" for name in layers)])

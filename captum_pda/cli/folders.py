@@ -11,7 +11,6 @@ import gzip
 import io
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -154,14 +153,11 @@ def check_free(files: Iterable[Path], inputs: Iterable[Path], overwrite: bool) -
 def check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be made or written, without making it."""
     above = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
-    try:
-        # Permissions do not say all: a file system may be read-only or full.
-        with tempfile.TemporaryFile(dir=above, prefix=".captum_pda_"):
-            return
-    except OSError as error:
-        why = error.strerror or str(error)
+    why = "permission denied, or a read-only file system"
     if not above.is_dir():
         why = f"{above} is not a folder"
+    elif os.access(above, os.W_OK):
+        return
     raise UsageError(f"{folder} cannot be written ({why}); choose another --output")
 
 

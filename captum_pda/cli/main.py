@@ -7,8 +7,7 @@ import io
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -78,7 +77,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, such as ``main(["explain", "cat.jpg"])``; returns its exit code."""
-    with any_text_printed(), warnings.catch_warnings():
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show becomes an escape
+            stream.reconfigure(errors="backslashreplace")
+    with warnings.catch_warnings():
         warnings.showwarning = _note
         # Commands show the time that is left themselves.
         warnings.filterwarnings("ignore", message="this will take a while")
@@ -121,20 +123,6 @@ def run_on_ranks(options: argparse.Namespace) -> int:
         # Older versions of PyTorch wait for gloo's thread with the lock that it needs itself.
         time.sleep(SECONDS_TO_SETTLE)
         dist.destroy_process_group()
-
-
-@contextmanager
-def any_text_printed() -> Iterator[None]:
-    """Let what a terminal cannot show, such as a photo's name, be printed as an escape."""
-    streams = [one for one in (sys.stdout, sys.stderr) if isinstance(one, io.TextIOWrapper)]
-    before = [stream.errors for stream in streams]
-    for stream in streams:
-        stream.reconfigure(errors="backslashreplace")
-    try:
-        yield
-    finally:
-        for stream, errors in zip(streams, before, strict=True):
-            stream.reconfigure(errors=errors)
 
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:

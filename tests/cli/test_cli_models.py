@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import urllib.request
 from urllib.error import URLError
 
@@ -67,13 +68,27 @@ def test_safetensors_in_any_order(tmp_path):
 
 
 def test_weights_of_another_model(tmp_path):
-    torch.save(untrained("resnet18", 5).state_dict(), tmp_path / "model.pth")
+    torch.save(untrained("mobilenet_v3_small", 5).state_dict(), tmp_path / "model.pth")
     with pytest.raises(CommandError, match=r"does not fit squeezenet1_1: .*Missing key"):
         load_classifier("squeezenet1_1", tmp_path / "model.pth")
-    with pytest.raises(CommandError, match="does not fit resnet34"):
-        load_classifier("resnet34", tmp_path / "model.pth")
-    with pytest.raises(CommandError, match="does not fit resnet50"):
-        load_classifier("resnet50", tmp_path / "model.pth")
+
+
+class Trap:
+    """Pickled, it ends the program when loaded."""
+
+    def __reduce__(self):
+        return (os._exit, (13,))
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+@pytest.mark.parametrize("content", [Trap(), {"weight": Trap()}, torch.nn.Linear(2, 2), [], {}])
+def test_files_that_are_no_weights_are_refused_and_no_code_in_them_is_run(
+    tmp_path, content, ending
+):
+    torch.save(content, tmp_path / f"weights.{ending}")
+    with pytest.raises(CommandError, match="does not hold plain weights") as caught:
+        read_checkpoint(tmp_path / f"weights.{ending}")
+    assert "\n" not in str(caught.value)
 
 
 def test_offline_says_what_to_fetch(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from captum_pda.cli.photos import find_photos, read_photo
 from captum_pda.cli.usage_errors import CommandError
@@ -110,6 +110,18 @@ def test_broken_photos_are_named(tmp_path, content, message):
     with pytest.raises(CommandError, match=message) as raised:
         read_photo(path)[0]
     assert str(path) in str(raised.value)
+
+
+def test_photos_that_are_programs(tmp_path, monkeypatch):
+    """Pillow has Ghostscript run an EPS file, whatever its name ends with."""
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_: pytest.fail("it was run"))
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(out) run\n"
+    (tmp_path / "photo.png").write_bytes(eps)
+    with pytest.raises(CommandError, match="not a photo"):
+        read_photo(tmp_path / "photo.png")
+    (tmp_path / "photo.png").rename(tmp_path / "photo.eps")
+    with pytest.raises(CommandError, match="no photos"):
+        find_photos(tmp_path)
 
 
 def test_missing_photos_and_folders(tmp_path):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from captum_pda.cli.folders import check_folder, is_own
+from captum_pda.cli.folders import is_own
 from captum_pda.cli.main import main
-from captum_pda.cli.usage_errors import UsageError
 from captum_pda.datasets.result_folder import settings_in
 from captum_pda.files import remove_parts, write_whole
 
@@ -226,24 +223,3 @@ def test_hostile_files_are_no_results_of_ours(tmp_path):
         assert not is_own(tmp_path / name), name
     np.savez(tmp_path / "objects.npz", settings=np.array([mark], dtype=object))
     assert settings_in(tmp_path / "objects.npz") is None
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
-        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
-    ],
-)
-def test_a_folder_is_refused_if_no_file_can_be_made_there_whatever_its_permissions_say(
-    tmp_path, monkeypatch, error, reason
-):
-    def refuse(**options):
-        raise error
-
-    before = sorted(tmp_path.iterdir())
-    check_folder(tmp_path / "out" / "deep")
-    assert sorted(tmp_path.iterdir()) == before
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(UsageError, match=f"cannot be written .{reason}.; choose another"):
-        check_folder(tmp_path / "out" / "deep")
