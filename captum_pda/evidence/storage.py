@@ -149,6 +149,8 @@ def load_evidence(
             other = regions[own].space
             if other != space and (depth == "input" or len(other) != len(space)):
                 raise ValueError(f"part {number} has regions in {other} of an input of {space}")
+            if CONTEXTS[context].in_sets and not isinstance(regions[own], FeatureMaskRegions):
+                raise ValueError(f"part {number} has windows in a context of superpixels and masks")
             name, all_scores = f"part.{number}", (n, count, columns)
             read = (
                 _take(tensors, f"{name}.reference", (n, columns)),

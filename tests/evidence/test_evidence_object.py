@@ -248,6 +248,15 @@ HOSTILE = {
     "no parts": (lambda s, t, h: s.pop("parts"), "lack 'parts'"),
     "parts that are none": (lambda s, t, h: s.update(parts=["x"]), "not a table"),
     "a context": (lambda s, t, h: s["parts"][0].update(context="x"), "a context that is unknown"),
+    "sets of windows": (
+        lambda s, t, h: (
+            s["regions"].append(
+                {"kind": "windows", "space": [20, 26], "window": [5, 5], "strides": [5, 5]}
+            )
+            or s["parts"][0].update(regions=len(s["regions"]) - 1, context="random")
+        ),
+        "windows in a context of superpixels",
+    ),
     "a tensor": (lambda s, t, h: s["parts"][0].update(tensor=4), "unknown"),
     "negative regions": (lambda s, t, h: s["parts"][0].update(regions=-1), "is -1"),
     "other outputs": (lambda s, t, h: s.update(output_shape=[5]), "where"),
