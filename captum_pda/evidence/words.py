@@ -69,9 +69,7 @@ def page_words(measure: Measure) -> dict[str, Any]:
         "all": ALL_QUESTIONS,
         "mean": MEAN,
         "uncertain": UNCERTAIN,
-        "tied": TIED,
         "effect": effect_words(measure),
-        "units": measure.unit or "units of the output",
     }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from browser import LOW_CONTRAST, NAMELESS, opened
+from conftest import make_classifier, make_images
 from report_pages import (
     LABELS,
     SPACE,
@@ -18,10 +19,12 @@ from report_pages import (
     printed,
 )
 
+from captum_pda import EfficientPDA
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import strongest_regions
 from captum_pda.evidence.words import MEAN
 from captum_pda.model.measures import percent, signed
+from captum_pda.report import write_report
 from captum_pda.visualization.drawing import AGAINST, FOR
 
 MINUS = "\u2212"
@@ -165,13 +168,13 @@ def test_the_lists_are_those_of_strongest_regions_and_linked_with_the_picture(pa
 def test_the_scale_the_total_and_the_test_are_told(page, evidence):
     top = order_of(evidence)[0]
     words = page.inner_text("#scale-words")
-    assert words.startswith(f"bits; {MEAN}: ")
+    assert words.startswith(f"{MEAN}: ")
     assert "each region by itself (mean of 2 sizes)" in words
     total = printed(f": {signed(float(evidence.total(top)[0]))} bits")
     assert total in page.inner_text("#total")
     assert printed(str(evidence.self_test(top))) in page.inner_text("#tested")
     choose(page, "context", "Each by itself")
-    assert page.inner_text("#scale-words") == "bits; each region by itself (mean of 2 sizes)"
+    assert page.inner_text("#scale-words") == "each region by itself (mean of 2 sizes)"
     # The map of one question was not tested.
     assert not page.is_visible("#tested")
     assert not page.is_visible("#test-body")
@@ -303,6 +306,15 @@ def test_names_stay_text(page, evidence):
     page.locator("#classes label", has_text="<script>").click()
     assert "<script>alert(1)</script>" in page.inner_text("#sentence")
     assert page.evaluate("document.scripts.length") == 3
+
+
+@pytest.mark.slow
+def test_a_page_of_a_tall_image_fits_a_narrow_window(browser, tmp_path):
+    pda = EfficientPDA(make_classifier(), engine="dense")
+    evidence = pda.evidence(make_images(1, 3, 60, 8), sliding_window_shapes=8, strides=8)
+    path = write_report(evidence, tmp_path / "tall.html")
+    with opened(browser, path, viewport={"width": 360, "height": 740}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ function testCurves(test, step, probable) {
   const line = (values) => values.map((value, k) => `${x(test.shares[k])},${y(value)}`).join(" ");
   const text = (words, at, anchor = "middle") => drawn("text", { ...at, "text-anchor": anchor }, words);
   const marks = [low, (low + high) / 2, high].map((value) =>
-    text(probable ? `${100 * value}%` : general(value, 3), { x: left - 6, y: y(value) + 4 }, "end"),
+    text(probable ? `${100 * value}%` : general(value, 3), { x: left - 6, y: y(value) + (value === low ? 0 : 4) }, "end"),
   );
   const there = x(test.shares[step]);
   return [
@@ -23,7 +23,7 @@ function testCurves(test, step, probable) {
     drawn("circle", { class: "shown", cx: there, cy: y(test.shown[step]), r: 4 }),
     drawn("circle", { class: "hidden", cx: there, cy: y(test.hidden[step]), r: 4 }),
     ...marks,
-    ...[0, 0.5, 1].map((share) => text(`${100 * share}%`, { x: x(share), y: height - bottom + 16 })),
+    ...[0, 0.5, 1].map((share) => text(`${100 * share}%`, { x: x(share), y: height - bottom + 17 })),
     text("share of the input, strongest first", { x: x(0.5), y: height - 4 }),
   ];
 }

@@ -71,9 +71,7 @@ function scaleWords(view) {
   const each = [...asked].map(([key, sizes]) =>
     sizes > 1 ? `${questions[key]} (mean of ${sizes} sizes)` : questions[key],
   );
-  const unit = view.header.words.units;
-  if (each.length === 1) return `${unit}; ${each[0]}`;
-  return `${unit}; ${view.header.words.mean}: ${each.join("; ")}`;
+  return each.length === 1 ? each[0] : `${view.header.words.mean}: ${each.join("; ")}`;
 }
 
 // A region in one line, as a screen reader says it.
