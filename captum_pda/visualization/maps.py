@@ -16,11 +16,11 @@ from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.model.measures import Measure, find_measure
 from captum_pda.regions.contexts import CONTEXTS
 from captum_pda.visualization import drawing
-from captum_pda.visualization.drawing import Floats, Image, Numbers
+from captum_pda.visualization.drawing import Image, Numbers
 
 METHODS = ("heat_map", "blended_heat_map", "original_image")
-#: Inches of a panel.
-PANEL_WIDTH, PART_WIDTH = 3.0, 2.6
+#: Inches of a panel, and how many maps of parts are drawn in a row.
+PANEL_WIDTH, PARTS_IN_ROW = 3.0, 4
 
 
 def visualize_evidence(
@@ -197,19 +197,19 @@ def visualize_evidence_parts(
     image: Image | None = None,
     mean: Numbers = None,
     std: Numbers = None,
-    title: str | None = None,
+    title: str = "the photo",
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
     """Draw the map of each size, context and depth beside the photo and the map of them all.
 
-    A row for each context and depth, a column for each size; each panel says what it shows.
+    Larger regions hold more bits, so each map has its own scale. Titles say what a map shows.
 
     Args:
         evidence: the evidence of one image with two spatial dimensions.
         target: the output to ask about.
         rather_than: another output, to draw what speaks for ``target`` rather than for that.
         image: what to show below the maps. Default: the explained input.
-        title: what to write above all.
+        title: what to write above the photo.
         mean, std, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
@@ -224,31 +224,20 @@ def visualize_evidence_parts(
             f"evidence holds {len(evidence.scores)} examples with {len(evidence.inputs)} input "
             "tensors; explain a single image with two spatial dimensions to draw its parts"
         )
-    rows = questions_of(evidence.parts)
-    whole = drawing.evidence_map(evidence.map(target, rather_than))
-    image = evidence.inputs[0] if image is None else image
-    shown = drawing.picture_of_map(image, whole.shape, mean, std)
-    columns = max(2, *map(len, rows))
-    size = columns * PART_WIDTH, (1 + len(rows)) * (PART_WIDTH + 0.6)
-    figure = drawing.new_figure(size, use_pyplot)
-    grid = figure.subplots(1 + len(rows), columns, squeeze=False)
-    figure.suptitle(title or "")
-    drawing.draw_picture(grid[0, 0], shown)
-    drawing.finish(grid[0, 0], "the photo")
-    panels: list[tuple[Axes, Floats, str]] = [(grid[0, 1], whole, "all together")]
-    for row, own in enumerate(rows, start=1):
-        for column, part in enumerate(own):
-            own_map = replace(evidence, parts=(part,)).map(target, rather_than)
-            title = part.regions.title if part.depth == "input" else f"features of {part.depth}"
-            words = f"{title}\n{CONTEXTS[part.context].each}"
-            panels.append((grid[row, column], drawing.evidence_map(own_map), words))
-    for axes, values, words in panels:
-        # Larger regions hold more bits, so each map has its own scale.
-        heat_map = drawing.draw_map(axes, values, drawing.checked_scale(None, values), shown)
-        drawing.finish(axes, words)
-        drawing.draw_colorbar(figure, [axes], [heat_map], evidence.measure.unit)
-    used = [grid[0, 0], *(axes for axes, _, _ in panels)]
-    for axes in set(grid.ravel()) - set(used):
-        axes.axis("off")
-    drawing.show(use_pyplot)
-    return figure, used
+    maps, titles = [evidence.map(target, rather_than)], ["all together"]
+    for part in (part for question in questions_of(evidence.parts) for part in question):
+        maps.append(replace(evidence, parts=(part,)).map(target, rather_than))
+        where = part.regions.title if part.depth == "input" else f"features of {part.depth}"
+        titles.append(f"{where}\n{CONTEXTS[part.context].each}")
+    return visualize_evidence_multiple(
+        maps,
+        evidence.inputs[0] if image is None else image,
+        titles=titles,
+        shared_scale=False,
+        mean=mean,
+        std=std,
+        image_title=title,
+        measure=evidence.measure,
+        n_columns=min(PARTS_IN_ROW, len(maps) + 1),
+        use_pyplot=use_pyplot,
+    )

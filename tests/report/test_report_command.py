@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from captum_pda.cli.main import main
@@ -53,19 +52,3 @@ def test_a_folder_gets_an_index_of_all_its_pages(photo_folder, capsys):
     assert Path("out/honey_bee/2.png_evidence.html").stat().st_mtime_ns == before
     assert len(unpack(read_block(Path("out/index.html").read_bytes(), "values"))[0]["entries"]) == 3
     assert read_summary(Path("out/3.png_evidence.html"))[0]["title"] == "3.png"
-
-
-def test_pages_of_others_are_left_alone(photo_folder, capsys):
-    Path("cat.png_evidence.html").write_text("mine")
-    assert explain("cat.png") == 2
-    assert "did not write it" in capsys.readouterr().err
-    assert Path("cat.png_evidence.html").read_text() == "mine"
-
-
-@pytest.mark.parametrize("context", ["full", "both"])
-def test_every_context_has_its_page(photo_folder, context):
-    assert explain("cat.png", "--context", context) == 0
-    header, _ = unpack(read_block(Path("cat.png_evidence.html").read_bytes(), "values"))
-    parts = header["methods"][0]["groups"][0]["parts"]
-    assert [part["context"] for part in parts] == ["full", "empty"][: len(parts)]
-    assert len(parts) == (2 if context == "both" else 1)
