@@ -23,8 +23,8 @@ from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid
 
-#: Which windows to look at: how many, at random; the first pixels of some; or a grid of them.
-SomeWindows: TypeAlias = int | Sequence[Sequence[int]] | WindowGrid
+#: Which windows to look at: how many, at random; or the first pixels of some.
+SomeWindows: TypeAlias = int | Sequence[Sequence[int]]
 
 
 def chosen_windows(
@@ -39,22 +39,19 @@ def chosen_windows(
     check_images("inputs", inputs)
     if one and len(inputs) != 1:
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
-    if isinstance(windows, WindowGrid):
-        chosen = windows
+    (grid,) = make_grids((inputs,), shape, 1)
+    if isinstance(windows, Sequence):
+        numbers = [_number_at(grid, corner) for corner in windows]
     else:
-        (grid,) = make_grids((inputs,), shape, 1)
-        if isinstance(windows, Sequence):
-            chosen = grid.pick([_number_at(grid, corner) for corner in windows])
-        else:
-            n, seed = check_count("windows", windows), device_sync.draw_seed(generator)
-            order = np.random.default_rng(seed % 2**64).permutation(len(grid))
-            chosen = grid.pick(sorted(order[:n].tolist()))
-    if one and len(chosen) != 1:
+        n, seed = check_count("windows", windows), device_sync.draw_seed(generator)
+        order = np.random.default_rng(seed % 2**64).permutation(len(grid))
+        numbers = sorted(order[:n].tolist())
+    if one and len(numbers) != 1:
         raise ValueError(
-            f"windows holds {len(chosen)} windows, and this looks at one; give windows=1 or one "
+            f"windows holds {len(numbers)} windows, and this looks at one; give windows=1 or one "
             "corner"
         )
-    return chosen
+    return grid.pick(numbers)
 
 
 def _number_at(grid: WindowGrid, corner: Sequence[int]) -> int:
@@ -179,9 +176,9 @@ def conditional_mean_error(
         pda: an EfficientPDA (or SampledPDA): its model, prior, output, measure and engine are used.
         inputs: (N, C, *space).
         target: as in ``attribute``; None takes the predicted class of each example.
-        windows: which windows to look at, the same for every example: how many, at random; the
+        windows: which windows to look at, the same for every example: how many, at random; or the
             first pixels of some, such as ``[(0, 0)]`` as in the paper's figure `appro_error` of 200
-            images; or a WindowGrid.
+            images.
         sliding_window_shapes: their size, as in ``attribute``. Default: the papers', 10 wide, or 4
             in images under 64.
         n_samples: how many samples to draw of each window; 500 in the paper.

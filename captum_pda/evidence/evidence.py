@@ -420,11 +420,6 @@ class WindowEvidence:
             raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
-    @property
-    def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """The sizes of the windows, in the order of the parts."""
-        return tuple(dict.fromkeys(part.size for part in self.parts))
-
     def at(self, size: int | Sequence[int]) -> WindowEvidence:
         """The evidence of windows of one size alone."""
 
@@ -556,7 +551,8 @@ class WindowEvidence:
             show_progress: whether to show a progress bar.
         """
         search = (regions, example, max_passes, show_progress)
-        return deciding_parts(self, target, None, at_least, True, n, *search)
+        own = self._or_top(target, example)
+        return deciding_parts(self, own, None, at_least, True, n, *search)
 
     def necessary(
         self,
@@ -580,7 +576,8 @@ class WindowEvidence:
             regions, example, max_passes, show_progress: as in ``sufficient``.
         """
         search = (regions, example, max_passes, show_progress)
-        return next(iter(deciding_parts(self, target, expected, below, False, 1, *search)), None)
+        own = self._or_top(target, example)
+        return next(iter(deciding_parts(self, own, expected, below, False, 1, *search)), None)
 
     def as_game(
         self,

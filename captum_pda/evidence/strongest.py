@@ -109,8 +109,8 @@ class StrongRegion:
     @property
     def main_answer(self) -> str:
         """The first answer that has the sign of the map, where there is room for one only."""
-        agrees = [value * self.value > 0 for value in self.evidence.values()]
-        return self.answers()[agrees.index(True) if any(agrees) else 0]
+        agree = [value * self.value > 0 for value in self.evidence.values()]
+        return self.answers()[agree.index(True)]
 
     def __str__(self) -> str:
         return "; ".join(self.answers())

@@ -496,8 +496,6 @@ def deciding_parts(
     if bound is not None and not (isinstance(bound, Real) and abs(bound) <= highest):
         kind = "a probability" if measure.needs_probabilities else "a number"
         raise ValueError(f"{lower}={bound!r} must be {kind} to keep or to come under")
-    if target is None:
-        target = first_class(evidence, evidence.scores[number])
     own = flat_target(evidence, number, target)
     wanted = own if expected is None else flat_target(evidence, number, expected, "expected")
     if expected is not None and wanted == own:

@@ -76,16 +76,16 @@ def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented
     return document
 
 
-def taking(
-    attribute: Callable[Concatenate[Method, Any, Arguments], Any], without: str = ""
+def without_target(
+    attribute: Callable[Concatenate[Method, Any, TargetType, Arguments], Any],
 ) -> Callable[
     [Callable[[Method, dict[str, Any]], Result]],
     Callable[Concatenate[Method, Tensors, Arguments], Result],
 ]:
-    """Make a method that gets a dict of its arguments one that takes those of ``attribute``,
-    perhaps ``without`` one of them, so that they are listed once."""
+    """Make a method that gets a dict of its arguments one that takes those of ``attribute`` but for
+    the target, so that they are listed once."""
     full = inspect.signature(attribute)
-    names = [name for name in full.parameters if name != without]
+    names = [name for name in full.parameters if name != "target"]
     signature = full.replace(parameters=[full.parameters[name] for name in names])
 
     def decorate(method: Callable[[Method, dict[str, Any]], Result]) -> Callable[..., Result]:
@@ -104,16 +104,6 @@ def taking(
         return arguments_of(attribute)(taken)
 
     return decorate
-
-
-def without_target(
-    attribute: Callable[Concatenate[Method, Any, TargetType, Arguments], Any],
-) -> Callable[
-    [Callable[[Method, dict[str, Any]], Result]],
-    Callable[Concatenate[Method, Tensors, Arguments], Result],
-]:
-    """As ``taking``, but for the target."""
-    return taking(attribute, "target")  # type: ignore[arg-type]
 
 
 class MethodSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,7 @@ from captum_pda._captum import (
 from captum_pda.errors import NonFiniteOutputError, attach_result
 from captum_pda.evidence.evidence import to_attribution
 from captum_pda.evidence.together import meaning
-from captum_pda.methods.perturbation import (
-    EfficientPDA,
-    PerturbationPDA,
-    arguments_of,
-    taking,
-)
+from captum_pda.methods.perturbation import EfficientPDA, PerturbationPDA, arguments_of
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.inputs import attribution_dtype, check_choice, check_count
@@ -224,14 +220,20 @@ class TreePDA(PerturbationPDA):
         return cast(TensorOrTupleOfTensorsGeneric, self._grow(locals(), _attributions))
 
     @torch.no_grad()
-    @taking(attribute)
-    def tree(self, given: dict[str, Any]) -> OwenTree:
-        """The tree of one example: the value of each node, and the interaction of each split."""
-        inputs = given["inputs"]
+    def tree(self, inputs: Tensor, target: TargetType = None, **arguments: Any) -> OwenTree:
+        """The tree of one example: the value of each node, and the interaction of each split.
+
+        Args:
+            inputs: a tensor (1, C, *space).
+            target: the output to explain.
+            arguments: the others of ``attribute``.
+        """
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
-        found: OwenTree = self._grow(given, lambda call, trees: trees[0] if trees else None)
-        return found
+        given = inspect.signature(self.attribute).bind(inputs, target, **arguments)
+        given.apply_defaults()
+        one: OwenTree = self._grow(given.arguments, lambda call, trees: next(iter(trees), None))
+        return one
 
     def _grow(
         self, given: dict[str, Any], result: Callable[[ModelCall, list[OwenTree]], Any]

@@ -208,8 +208,6 @@ def test_windows_and_targets_that_are_not_given(classifier, images):
     )
     torch.testing.assert_close(first.efficient, named.efficient)
     assert len(error_of(pda, images, 0, windows=10_000).corners) == 6 * 8
-    grid = WindowGrid((9, 11), (4, 4), (1, 1)).pick([2 * 8 + 5])
-    assert error_of(pda, images, 0, windows=grid).corners.tolist() == [[2, 5]]
 
 
 # More and more samples

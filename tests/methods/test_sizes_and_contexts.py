@@ -84,7 +84,6 @@ def test_sizes_and_contexts_are_those_of_the_oracle(sampled, context, engine):
 def test_evidence_keeps_sizes_and_contexts_apart():
     model, images = make_classifier(), make_images(1, 3, 9, 11)
     evidence = EfficientPDA(model, OwnPrior()).evidence(images, scales=(2, 5), context="both")
-    assert evidence.sizes == ((2, 2), (5, 5))
     for n, size in enumerate((2, 5)):
         maps = slow_maps(model, images[0].numpy(), 2, size, 1, False)
         for context, expected in zip(("full", "empty"), maps, strict=True):
