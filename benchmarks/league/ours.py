@@ -17,7 +17,7 @@ from captum_pda import PDA, EfficientPDA, GradientPDA, LayerPDA, SampledPDA, Tre
 from league.networks import BATCH, Network, Photo
 from league.store import MakeMap, Method
 
-EFFORTS = ("quick", "thorough")
+EFFORTS = ("quick", "thorough", 1200)
 
 
 def ours(kind: type, **arguments: Any) -> MakeMap:
