@@ -542,7 +542,8 @@ class WindowEvidence:
         Args:
             target: the class; without one, the class that is first.
             n: how many parts at most; fewer are returned where there are no more.
-            at_least: the probability (or raw output) to keep; without one the class is to be first.
+            at_least: the probability (or raw output) to keep. Default: the class stays first, or a
+                label that excludes no other stays above (or below) 50%.
             regions: as in ``coalitions``; without them all regions of about a 60th of the input.
             example: which one, where the evidence is of several.
             max_passes: how many sets of regions are asked at most for each part, each by one pass
@@ -571,7 +572,8 @@ class WindowEvidence:
 
         Args:
             target: the class; without one, the class that is first.
-            expected: the class that is to become first; without one any other will do.
+            expected: the class that is to become first, or the label that is to pass 50%. Default:
+                any change will do.
             below: the probability (or raw output) of the target to come under, instead.
             regions, example, max_passes, show_progress: as in ``sufficient``.
         """

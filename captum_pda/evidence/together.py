@@ -36,6 +36,8 @@ WhichRegions: TypeAlias = int | Sequence[int] | Tensor | npt.NDArray[Any] | None
 
 #: The share of the input that one region of a part has at best.
 PART_SHARE = 1 / 60
+#: A smaller share of the evidence is rounding, and no interaction.
+LEAST_INTERACTION = 1e-5
 
 
 class Coalitions:
@@ -205,9 +207,10 @@ def coalitions_of(
 # Interactions
 
 
-def meaning(interaction: float, evidence: float, unit: str) -> str:
-    """What an interaction of two parts with this evidence together means, in words."""
-    if signed(interaction, unit).strip("0.") == "":
+def meaning(interaction: float, terms: Sequence[float], unit: str) -> str:
+    """What an interaction of two parts means in words, by the evidence of both or of each."""
+    size, evidence = math.fsum(map(abs, terms)), math.fsum(terms)
+    if signed(interaction, unit).strip("0.") == "" or abs(interaction) < LEAST_INTERACTION * size:
         return "they add up"
     covers = (interaction > 0) == (evidence >= 0)
     words = "each covers for the other" if covers else "they speak only together"
@@ -236,7 +239,7 @@ class Interaction:
     @property
     def meaning(self) -> str:
         """What the interaction means: "each covers for the other" or "they speak only together"."""
-        return meaning(self.value, sum(self.lost), self.unit)
+        return meaning(self.value, self.lost, self.unit)
 
     def __str__(self) -> str:
         both, one, other = (signed(-value, self.unit) for value in self.lost)
@@ -309,7 +312,7 @@ class Interactions:
         return without_one.std(dim=0) * (n - 1) / math.sqrt(n)
 
     def pairs(self, target: TargetType = None, n: int | None = None) -> list[Interaction]:
-        """The pairs with the strongest interactions first."""
+        """The pairs with the strongest interactions first, without those that were not asked."""
         lost, values = self._lost(self.samples, target).tolist(), self.values(target).tolist()
         errors = self.standard_errors(target).tolist() if len(self.samples) > 1 else None
         found = []
@@ -317,8 +320,8 @@ class Interactions:
             error = None if errors is None else errors[a][b]
             terms = both, lost[a], lost[b]
             found.append(Interaction(a, b, values[a][b], terms, error, self.unit))
-        found.sort(key=lambda pair: -abs(pair.value) if math.isfinite(pair.value) else math.inf)
-        return found[:n]
+        known = [pair for pair in found if math.isfinite(pair.value)]
+        return sorted(known, key=lambda pair: -abs(pair.value))[:n]
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.pairs(n=5)))
@@ -452,9 +455,9 @@ def minimal_part(
     return chosen, True, n_asked
 
 
-def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
+def first_class(game: Coalitions, scores: Tensor) -> int | None:
     """The class with the largest probability of scores (columns,); None for other outputs."""
-    is_class = evidence.measure.needs_probabilities and len(evidence.output_shape) == 1
+    is_class = game.kind.are_exclusive and len(game.evidence.output_shape) == 1
     return int(scores.argmax()) if is_class and len(scores) > 1 else None
 
 
@@ -504,8 +507,9 @@ def deciding_parts(
             "it; give another class"
         )
     game = coalitions_of(evidence, target, regions, number, expected, PART_SHARE)
-    top = first_class(evidence, game.seen)
-    if bound is None and top is None and (not game.kind.has_probabilities or len(game.seen) > 1):
+    top = first_class(game, game.seen)
+    is_label = game.kind.has_probabilities and (len(game.seen) == 1 or not game.kind.are_exclusive)
+    if bound is None and top is None and not is_label:
         raise ValueError(
             "these outputs are not one list of classes, so none is first; give the bound of the "
             "output instead, such as at_least=0.5 or below=0.5"
@@ -518,13 +522,13 @@ def deciding_parts(
             holds = float(measure.prediction(scores[wanted])) >= bound
         elif top is not None:
             holds = int(scores.argmax()) == wanted
-        else:  # a single logit
-            holds = bool(scores[wanted] >= 0) == bool(game.seen[wanted] >= 0)
+        else:  # yes or no
+            holds = bool(scores[wanted] >= 0) == (expected is not None or bool(game.seen[own] >= 0))
         return bool(scores.isfinite().all()) and holds == keep
 
     if goal(game.seen) != alone:
         said = measure.in_words(float(game.predictions(game.seen, target)))
-        said += "" if bound is not None else f", and class {top} is first"
+        said += "" if bound is not None or top is None else f", and class {top} is first"
         reached = "does not reach this" if alone else "is past this already, nothing to hide for it"
         raise ValueError(
             f"target={own} {reached}: with everything seen it has {said}; ask about that class, or "
@@ -553,7 +557,7 @@ def deciding_parts(
                 if chosen is None:
                     break
                 after = scores(chosen)  # which is known already
-                first = first_class(evidence, after)
+                first = first_class(game, after)
                 parts.append(
                     DecidingPart(
                         numbers=tuple(game.numbers[place] for place in chosen),

@@ -68,7 +68,7 @@ class Split:
     @property
     def meaning(self) -> str:
         """What the interaction means, in words."""
-        return meaning(self.interaction, sum(self.values), self.unit)
+        return meaning(self.interaction, self.values, self.unit)
 
     def __str__(self) -> str:
         shares = " and ".join(f"{100 * one.mean():.1f}%" for one in self.pixels)

@@ -139,6 +139,7 @@ class OutputKind(ABC):
         name: what the kind is called in ``output="name"``, in ``--output-kind`` and in files.
         words: what the outputs are, for the command's help.
         has_probabilities: whether scores are log-odds.
+        are_exclusive: whether one class is the answer; otherwise each output has an answer.
         are_logits: whether a softmax or sigmoid is still to come, so that a model that ends in one
             contradicts this kind.
     """
@@ -146,6 +147,7 @@ class OutputKind(ABC):
     name: ClassVar[str]
     words: ClassVar[str]
     has_probabilities: ClassVar[bool] = True
+    are_exclusive: ClassVar[bool] = True
     are_logits: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -264,6 +266,7 @@ class MultilabelLogits(Logits):
     """A sigmoid logit for each label: each is a yes-or-no question of its own."""
 
     name, words = "multilabel", "logits of labels, each before a sigmoid of its own"
+    are_exclusive = False
 
     def scores(self, outputs: Tensor) -> Tensor:
         return _widened(outputs)
@@ -318,7 +321,7 @@ class RawOutputs(OutputKind):
     """Plain numbers, compared as they are: hidden units, regression, similarity."""
 
     name, words = "raw", "plain numbers, as of a regression"
-    has_probabilities = False
+    has_probabilities = are_exclusive = False
 
     def scores(self, outputs: Tensor) -> Tensor:
         return _widened(outputs)
