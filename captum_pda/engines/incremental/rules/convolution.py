@@ -2,8 +2,8 @@
 
 Kernels of 3x3 are convolved by Winograd's method: an output tile of 4x4 takes 36 multiplications
 for each pair of channels in place of 144 (Lavin and Gray, "Fast algorithms for convolutional neural
-networks", 2016). It is exact up to rounding. With 512 channels, on maps of 7x7 to 14x14, it is 2.6 to
-1.3 times as fast as PyTorch's own convolution (benchmarks/SPEED.md).
+networks", 2016). It is exact up to rounding. With 512 channels, on maps of 7x7 to 14x14, it is 2.6
+to 1.3 times as fast as PyTorch's own convolution (benchmarks/SPEED.md).
 """
 
 from __future__ import annotations
