@@ -32,12 +32,12 @@ class PatchPrior(Protocol):
     Optional methods:
 
     - ``nothing_seen(example)``: the input (C, *space) with everything hidden, for the contexts
-    "empty" and "both".
+      "empty" and "both".
     - ``seen_alone(example, regions)``: each region as the only visible part: the boxes that differ
-    from ``nothing_seen`` as PlacedWindows, and their contents (W, C, *box). Without it regions are
-    pasted into ``nothing_seen`` with soft edges.
+      from ``nothing_seen`` as PlacedWindows, and their contents (W, C, *box). Without it regions
+      are pasted into ``nothing_seen`` with soft edges.
     - ``settings()``: a dict of plain values that describes the prior in result files. Without it,
-    the prior is identified by its class and a hash of its attributes.
+      the prior is identified by its class and a hash of its attributes.
 
     Example::
 

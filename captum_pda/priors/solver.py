@@ -48,14 +48,13 @@ class HiddenPixels:
     Q = 1/l^2 + L + b^2 L^2, with L the Laplacian of the pixel grid. The solvers are
 
     - for windows, the eigenvectors of each axis, on any device: 9 to 18 times as fast as
-    iterations;
+      iterations;
     - for other shapes, conjugate gradients with multigrid, in time and memory proportional to the
-    hidden pixels: 0.1 s for all superpixels of a photo of 224x224;
+      hidden pixels: 0.1 s for all superpixels of a photo of 224x224;
     - with b, where multigrid would take thousands of iterations, a sparse factor: 0.3 s for 60
-    superpixels. For windows and volumes, whose factors are too large, conjugate gradients
-    preconditioned by the eigenvectors, which would take 1.3 s for superpixels;
-    - for signals also a sparse factor, in time proportional to their length.
-    """
+      superpixels. For windows and volumes, whose factors are too large, conjugate gradients
+      preconditioned by the eigenvectors, which would take 1.3 s for superpixels;
+    - for signals also a sparse factor, in time proportional to their length."""
 
     def __init__(
         self, example: Tensor, regions: Windows, correlation_length: float, smoothness: float
