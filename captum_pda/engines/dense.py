@@ -28,7 +28,6 @@ class DenseEngine:
     report = EngineReport("dense", "as asked")
 
     def settings(self) -> dict[str, object]:
-        """What describes this engine, as plain values."""
         return {"kind": "DenseEngine"}
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedDense:
@@ -36,8 +35,6 @@ class DenseEngine:
 
 
 class PreparedDense(PreparedBatches):
-    """One example, of which perturbed copies are made."""
-
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
         super().__init__(BatchLoop(batch_size, example))
         self._forward = forward
