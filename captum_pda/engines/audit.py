@@ -36,8 +36,8 @@ from captum_pda.regions.protocol import Windows
 N_COMPARED = 5
 #: Tolerated differences, as a fraction of the spread of the windows' effects.
 TOLERANCE = 2e-3
-#: Tolerated differences, as a multiple of the dense engine's rounding, and as half of a multiple of
-#: units in the last place.
+#: Also tolerated are this multiple of the dense engine's rounding, and twice this number of units in
+#: the last place.
 TIMES_ROUNDING = 16.0
 #: A warning is given if rounding is a larger fraction of the spread.
 NOISY_ROUNDING = 0.25
@@ -55,6 +55,7 @@ def audited(
 
 
 def warn_of_disagreement(audit: Audit | None) -> None:
+    """Warn that the map is run again."""
     found = f"; {audit}" if audit is not None and audit.n_windows else " on another rank"
     warn_user(
         "the incremental engine does not find what the dense engine finds, so all windows are run "

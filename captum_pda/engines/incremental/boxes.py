@@ -230,6 +230,7 @@ def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
 
 
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
+    """The movement of a kernel with these arguments along each axis."""
     n_axes = len(x.spans)
     kernels, dilations = per_axis(kernel, n_axes), per_axis(dilation, n_axes)
     if padding == "same":

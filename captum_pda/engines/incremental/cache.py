@@ -38,6 +38,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def find(tree: Any, kind: type[Kind] | tuple[type[Kind], ...]) -> list[Kind]:
+    """All objects of a type among arguments."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, kind)]
 
 

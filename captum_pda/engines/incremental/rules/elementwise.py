@@ -24,6 +24,7 @@ POINTWISE = (
 
 @rule(POINTWISE, in_place=True)
 def pointwise(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
+    """Each number by itself."""
     if find((args, kwargs), Tensor):
         raise NoRule("an argument is a tensor")
     return per_pixel(state, func, x, *args, **kwargs)
