@@ -36,8 +36,8 @@ from captum_pda.regions.protocol import Windows
 N_COMPARED = 5
 #: Tolerated differences, as a fraction of the spread of the windows' effects.
 TOLERANCE = 2e-3
-#: Also tolerated are this multiple of the dense engine's rounding, and twice this number of units in
-#: the last place.
+#: Also tolerated are this multiple of the dense engine's rounding, and twice this number of units
+#: in the last place.
 TIMES_ROUNDING = 16.0
 #: A warning is given if rounding is a larger fraction of the spread.
 NOISY_ROUNDING = 0.25

@@ -36,6 +36,7 @@ class DenseEngine:
 
 class PreparedDense(PreparedBatches):
     """One example, of which perturbed copies are made."""
+
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
         super().__init__(BatchLoop(batch_size, example))
         self._forward = forward

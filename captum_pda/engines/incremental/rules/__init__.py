@@ -41,6 +41,7 @@ class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and t
 @dataclass(frozen=True)
 class Rule:
     """A function of boxes; see ``rule``."""
+
     apply: Function
     signature: inspect.Signature
     aliases: bool
