@@ -174,8 +174,8 @@ class ModelCall:
 
         Normally one pass of two rows is enough: an example, and a changed copy of it. (A batch of
         one also needs the changed copy alone, and arguments of N rows need two passes of some more
-        rows.) If outputs differ, further passes find the reason: the model is random, which raises
-        an error; an argument is not divided among the examples; the model takes one batch size
+        rows.) If outputs differ, further passes find the reason: the model is random, which is
+        warned of; an argument is not divided among the examples; the model takes one batch size
         only; or outputs depend on the batch, so that copies are run one at a time. Returns what the
         outputs of copies are compared with.
         """
@@ -240,7 +240,8 @@ class ModelCall:
     def _among(
         self, example: int, n_rows: int, strength: float = 0.5, changes_last: bool = False
     ) -> Tensor:
-        """The outputs of changed copies of an example, and of the unchanged one as the last."""
+        """The outputs of changed copies of an example, and last of itself, or of one more changed
+        copy."""
         copies = {}
         for number, tensor in enumerate(self.inputs):
             row = tensor[example : example + 1]

@@ -342,6 +342,7 @@ class NoFeatureMapError(ValueError):
 def named_layer(
     forward_func: Callable[..., Any], layer: nn.Module | str, at_input: bool = False
 ) -> Layer:
+    """A module of a model with its name, given as either."""
     model = model_of(forward_func)
     if isinstance(layer, nn.Module):
         names = {module: name for name, module in model.named_modules()} if model else {}
