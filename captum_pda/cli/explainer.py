@@ -184,11 +184,12 @@ class PhotoExplainer:
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
         """Which regions are enough for the answer, and which must go for the expected class."""
         labels, top, shown = self.classifier.labels, evidence.top(), self.show_progress
-        is_single = len(labels) == 1  # a yes-or-no question, whose answer is yes from 50% on
-        if expected == top and (not is_single or evidence.scores[0, top] >= 0):
+        # The most probable of exclusive classes is the answer; labels are answers from 50% on.
+        is_label = len(labels) == 1 or not self.method.output_kind.are_exclusive
+        if evidence.scores[0, expected] >= 0 if is_label else expected == top:
             return (f"{labels[expected]} is the answer already; no region needs to be hidden",)
         enough = evidence.sufficient(top, n=1, show_progress=shown)
-        needed = evidence.necessary(top, None if is_single else expected, show_progress=shown)
+        needed = evidence.necessary(top, None if expected == top else expected, show_progress=shown)
         failed = f"hiding regions did not make {labels[expected]} the answer"
         found = [part.described(labels) for part in enough]
         return (*found, failed if needed is None else needed.described(labels))

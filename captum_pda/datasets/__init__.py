@@ -1,1 +1,1 @@
-"""Whole data sets, and the folders that hold their results."""
+"""Whole data sets, and the folders with their results."""

@@ -21,30 +21,31 @@ if TYPE_CHECKING:
 
 
 class ResultWriter(Protocol):
-    """Where results go: a ResultFolder, or anything with these methods."""
+    """Stores results: a ResultFolder, or anything with these methods."""
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Say what results are made with; raise an error if others are there."""
+        """Set the settings of all results; raises an error if there are results of other
+        settings."""
         ...
 
     def stored(self, number: int) -> Record | None:
-        """What the result of an example was made from; None without a result of these settings."""
+        """The record of an example's result; None without a result of these settings."""
         ...
 
     def write(self, number: int, attributions: Any, record: Record) -> None:
-        """Keep the result of an example, whole or not at all."""
+        """Store the result of an example, completely or not at all."""
         ...
 
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """How many examples of a data set were explained, and which failed.
+    """The numbers of explained examples of a data set, and those that failed.
 
     Args:
         explained: how many examples were explained now.
-        done_before: how many were done already.
+        done_before: how many were already done.
         failed: those that could not be explained, by number, with the reason.
-        outdated: those whose stored result did not count and that were explained anew, by number,
+        outdated: those whose stored result was not valid and that were explained again, by number,
             with the reason.
 
     Example::
@@ -71,29 +72,29 @@ def explain_dataset(
 ) -> DatasetSummary:
     """Explain every example of a data set, and store each result as soon as it is finished.
 
-    A rerun skips what is done. A stored result counts only if input, target, all settings and, up
-    to rounding, the model's outputs for that input are the same, which one forward pass compares.
-    What does not count is explained anew, and the summary says why. An example that cannot be
-    loaded or explained is reported in the summary and does not stop the others.
+    A rerun skips what is done. A stored result is valid only for the same input, target and
+    settings, and for the same outputs of the model up to rounding, which are compared by one
+    forward pass. Other results are computed again, and the summary has the reason. Examples that
+    cannot be loaded or explained are listed in the summary and do not stop the others.
 
     Args:
-        attribution: any Captum attribution: ``attribution.attribute(inputs, target=...)``. What it
-            is made of is known by ``settings()`` (priors and engines of your own may have that
-            method: plain values on which their results depend), or else by its attributes.
-        data: a Dataset whose items are an input (C, *space), or a tuple of an input and its
-            target, or a DataLoader of such a Dataset (examples are explained one by one whatever
-            its batch size, since the copies of one example fill a batch).
-        writer: where results go, such as ``ResultFolder("maps")``.
+        attribution: any Captum attribution: ``attribution.attribute(inputs, target=...)``. Its
+            settings are those of its method ``settings()`` (plain values on which results depend,
+            which user-defined priors and engines may have too), or else its attributes.
+        data: a Dataset whose items are an input (C, *space), or a tuple of an input and its target,
+            or a DataLoader of such a Dataset (whose batch size is ignored, because the copies of
+            one example fill a batch).
+        writer: stores the results, such as ``ResultFolder("maps")``.
         process_group: the ranks that share the examples, each taking the next one whenever it is
             free; all call this function. None explains all in this process.
-        show_progress: whether to show one progress bar for all ranks, with the time left.
-        target: the target of all examples, in place of their own.
-        arguments: further arguments of ``attribute``, such as ``strides=4``. From a ``generator``
-            each example gets draws of its own, which depend on the generator's state and the
-            example's number only; the generator itself is left as it was.
+        show_progress: whether to show one progress bar for all ranks, with the estimated time.
+        target: the target of all examples, instead of their own.
+        arguments: further arguments of ``attribute``, such as ``strides=4``. With a ``generator``,
+            samples of an example depend on the generator's state, which does not change, and on the
+            example's number.
 
     Returns:
-        What was explained, and what failed; the same on all ranks.
+        The DatasetSummary, which is the same on all ranks.
 
     Example::
 
@@ -154,7 +155,7 @@ def explain_examples(
         )
 
     def compare(number: int) -> tuple[str, bool] | None:
-        """Why a stored result does not count ("" if it does); None without one."""
+        """The reason why a stored result is not valid ("" if it is); None without one."""
         stored = writer.stored(number)
         return None if stored is None else load(number)[2].change(stored, unknown)
 
@@ -165,8 +166,8 @@ def explain_examples(
         result = attribution.attribute(batch, target=own_target, **own_arguments)
         writer.write(number, result, record)
 
-    # Stored results are compared first, which is quick: then the others take about as long each,
-    # and the time left can be estimated. The bar of this is seen if it takes more than a second.
+    # Stored results are compared first, which is quick, so that the time of the others, which is
+    # about equal, can be estimated. A bar is shown if it takes more than a second.
     bar = unit, tracebacks
     found, failed = share_work(
         len(examples), compare, ranks, title and "Comparing", *bar, delay=1.0
@@ -208,7 +209,7 @@ def _on_device_of(forward_func: Any, example: Example) -> Example:
 
 
 def _own_generator(generator: Any, number: int) -> dict[str, torch.Generator]:
-    """Draws of its own for an example, from a generator that is left as it was."""
+    """Random numbers for an example, from a generator whose state does not change."""
     if not isinstance(generator, torch.Generator):
         return {}
     seed = int(fingerprint(generator)[:15], 16)

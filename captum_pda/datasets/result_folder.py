@@ -1,7 +1,4 @@
-"""Stored results: what each is recognised by, and the folder and files that hold them.
-
-Each file is written whole or not at all.
-"""
+"""Stored results: their settings and records, and the folder and files that contain them."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ from captum_pda.fingerprints import fingerprint, opaque_parts, own_code, weights
 from captum_pda.model.call import ModelCall
 from captum_pda.model.evaluation_mode import evaluation_mode
 
-#: Rounding may move outputs by this many units in the last place of their largest value, but by no
-#: more than this share of it (which matters in half precision).
+#: The tolerated effect of rounding on outputs, in units in the last place of their largest value,
+#: and its maximum as a share of it (which matters in half precision).
 ROUNDING_UNITS, ROUNDING_SHARE = 100, 0.01
 #: Attributes of an attribution that are not settings: the model, and how it is run.
 NO_SETTINGS = frozenset({"forward_func", "gradient_func", "process_group"})
@@ -40,12 +37,12 @@ LONGEST_VALUE = 40
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An example to explain, where a plain tensor or pair is not enough.
+    """An example, where a plain tensor or pair is not enough.
 
     Args:
         inputs: (C, *space).
-        target: its own target, if it has one.
-        source: where it comes from, as plain values that are stored with its result.
+        target: its own target, if any.
+        source: its origin, as plain values that are stored with its result.
     """
 
     inputs: Tensor
@@ -55,11 +52,11 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What a result was made from, beside the settings of all results.
+    """What a result was made from, besides the settings of all results.
 
     Args:
-        settings: a hash of the input ("input_sha256"), the explained output ("own_target"), and
-            where the input comes from; plain values that are stored with the result.
+        settings: a hash of the input ("input_sha256"), the explained output ("own_target"), and the
+            origin of the input; plain values that are stored with the result.
         outputs: the model's outputs for the whole input; None without a model.
     """
 
@@ -67,15 +64,15 @@ class Record:
     outputs: Tensor | None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The outputs in a precision that every file can hold."""
+        """The outputs in a precision that every file format supports."""
         if self.outputs is None:
             return {}
         is_double = self.outputs.dtype == torch.float64
         return {"outputs": (self.outputs if is_double else self.outputs.float()).cpu()}
 
     def change(self, stored: Record, unknown: Sequence[str] = ()) -> tuple[str, bool]:
-        """Why a stored result does not count, "" if it does; and whether that is a surprise since
-        the example is the same. ``unknown`` are classes that cannot be compared."""
+        """The reason why a stored result is not valid, or "", and whether that is unexpected
+        because the example is the same. ``unknown`` are classes that cannot be compared."""
         was, now = stored.settings, self.settings
         if was.get("input_sha256") != now["input_sha256"]:
             return "the input is another one", False
@@ -122,14 +119,13 @@ def record_of(
 def describe(
     attribution: Any, target: Any, arguments: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What the results of an attribution depend on, beside the example, as plain values; and the
-    classes of objects that cannot be described, so that nothing made with them can be known to be
-    the same.
+    """The settings that an attribution's results depend on, besides the example, as plain values;
+    and the classes of objects that cannot be described, so that their results cannot be compared.
 
-    An attribution, prior, engine or measure describes itself by ``settings()``; what has no such
-    method is known by a hash of its attributes. A class of the user's own is known by its code as
-    well, or by the ``version`` that it states. Of a model its class and its weights are known, and
-    of a function the name; what else it depends on shows in its outputs.
+    Attributions, priors, engines and measures are described by ``settings()``, or without it by a
+    hash of their attributes; user-defined classes also by their code or their ``version``. A model
+    is described by its class and weights, a function by its name; its other dependencies are
+    noticed by its outputs.
     """
     unknown: list[str] = []
     own = _settings_of(attribution, unknown)
@@ -149,13 +145,13 @@ def describe(
         "arguments": {name: described(value, unknown) for name, value in arguments.items()},
         **versions(),
     }
-    # As they come back from a file.
+    # As they are read back from a file.
     return json.loads(json.dumps(settings, default=repr)), unknown
 
 
 def described(value: Any, unknown: list[str]) -> Any:
-    """A value as it can be read in a file, anything larger by its hash; ``unknown`` gets the
-    classes of what cannot be hashed."""
+    """A value in a readable form, or for large ones a hash; classes that cannot be hashed are added
+    to ``unknown``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
@@ -167,11 +163,11 @@ def described(value: Any, unknown: list[str]) -> Any:
 
 
 def _settings_of(attribution: Any, unknown: list[str]) -> dict[str, Any]:
-    """The settings that an attribution states, or else those of its attributes."""
+    """The settings of an attribution, or else those of its attributes."""
     if callable(getattr(attribution, "settings", None)):
         described([getattr(attribution, name, None) for name in ("prior", "engine")], unknown)
         return dict(attribution.settings())
-    # Whether another library's method draws random numbers cannot be seen.
+    # Whether another library's method uses random numbers is not known.
     found: dict[str, Any] = {"seed": torch.initial_seed()}
     model = getattr(attribution, "forward_func", None)
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
@@ -195,7 +191,7 @@ def versions() -> dict[str, str]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between settings, in words: "engine.kind was ... and is now ..."."""
+    """The differences between settings in words: "engine.kind was ... and is now ..."."""
     found = []
     for name in dict.fromkeys([*now, *before]):
         old, new = before.get(name), now.get(name)
@@ -209,27 +205,27 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "")
 
 
 SETTINGS_FILE = "settings.json"
-#: The name under which files say with what they were made. Those of this library hold MARK there.
+#: The name of the settings in files, and the key that marks files of this library.
 SETTINGS, MARK = "settings", "captum_pda"
 #: The name of the checksum of a file's tensors.
 CHECKSUM = "sha256"
 
 
 class SettingsError(ValueError):
-    """A folder holds results that were made with other settings."""
+    """A folder contains results that were made with other settings."""
 
 
 class ResultFolder:
-    """Keeps the attributions of each example in a file of its own, with the settings.
+    """Stores the attributions of each example in a file, with the settings.
 
-    ``000012.safetensors`` holds those of example 12 as "attributions" (or "attributions_0", ... for
-    a tuple of inputs), the model's outputs for that example as "outputs", and as JSON in its header
-    ("settings") what they were made with and for which target ("own_target"). ``settings.json``
-    holds the settings of the whole folder. Results are written whole, so a run that was stopped
-    goes on where it was; a damaged one is noticed by its checksum, and explained again.
+    ``000012.safetensors`` has those of example 12 as "attributions" (or "attributions_0", ... for a
+    tuple of inputs), the model's outputs for that example as "outputs", and JSON in its header with
+    the settings ("settings") and the explained target ("own_target"). ``settings.json`` has the
+    settings of the whole folder. Results are written atomically, so an interrupted run can be
+    continued; damaged files are detected by their checksum, and computed again.
 
     Args:
-        path: the folder, which may not exist yet.
+        path: the folder, which is created if necessary.
 
     Example::
 
@@ -243,17 +239,15 @@ class ResultFolder:
         self._settings: dict[str, Any] = {}
 
     def start(self, settings: Mapping[str, Any]) -> None:
-        """Say what results are made with from now on; refuses a folder that holds others."""
         self._settings = dict(settings)
         keep_settings(self.path, self._settings)
         remove_parts(self.path)
 
     def stored(self, number: int) -> Record | None:
-        """What the result of an example was made from; None without a result of these settings."""
         return stored_record(self.place(number), self._settings)
 
     def write(self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record) -> None:
-        """Keep the attributions of an example."""
+        """Store the attributions of an example."""
         place = self.place(number)
         if os.path.lexists(place) and settings_in(place) is None:
             raise FileExistsError(
@@ -269,11 +263,7 @@ class ResultFolder:
         write_whole(place, safetensors_file(tensors, {SETTINGS: header}))
 
     def read(self, number: int) -> Tensor | tuple[Tensor, ...]:
-        """The attributions of an example.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """The attributions of an example. Raises a ValueError if the file is damaged."""
         place = self.place(number)
         if place.is_file() and not is_whole(place):
             raise ValueError(
@@ -292,7 +282,7 @@ class ResultFolder:
 
 
 def stored_record(place: Path, settings: Mapping[str, Any]) -> Record | None:
-    """The record in a file, if it was made with these settings and is as it was written."""
+    """The record in a file, if the file has these settings and is not damaged."""
     found = settings_in(place)
     if found is None or any(found.get(name) != value for name, value in settings.items()):
         return None
@@ -300,8 +290,8 @@ def stored_record(place: Path, settings: Mapping[str, Any]) -> Record | None:
 
 
 def keep_settings(folder: Path, settings: dict[str, Any], overwrite: bool = False) -> None:
-    """Write the settings of a folder, or compare them with those that are there; ``overwrite``
-    replaces a file of that name that holds no settings."""
+    """Write the settings of a folder, or compare them with existing ones; ``overwrite`` replaces a
+    file of that name without settings."""
     found = read_settings(folder, overwrite)
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +304,7 @@ def keep_settings(folder: Path, settings: dict[str, Any], overwrite: bool = Fals
 
 
 def read_settings(folder: Path, overwrite: bool = False) -> dict[str, Any] | None:
-    """The settings of a folder; None if there are none yet."""
+    """The settings of a folder; None without any."""
     path = folder / SETTINGS_FILE
     found = settings_in(path)
     if found is None and os.path.lexists(path) and not overwrite:
@@ -326,13 +316,13 @@ def read_settings(folder: Path, overwrite: bool = False) -> dict[str, Any] | Non
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """JSON that people can read, with the names of any file: what is not Unicode is escaped."""
+    """Readable JSON that supports all file names: invalid Unicode is escaped."""
     text = json.dumps(value, ensure_ascii=False, **options)
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The content of a file of safetensors with a checksum of its tensors."""
+    """The content of a safetensors file with a checksum of its tensors."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     checksum = _checksum(memoryview(save(plain)))
     content: bytes = save(plain, metadata={**metadata, CHECKSUM: checksum})
@@ -340,12 +330,12 @@ def safetensors_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
 
 
 def _checksum(content: memoryview) -> str:
-    """Of the tensors in a file of safetensors, whose header starts with its own length."""
+    """The checksum of a safetensors file without its header, which starts with its own length."""
     return hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the tensors in a file of results (npz or safetensors) are those that were written."""
+    """Whether the tensors in a file of results (npz or safetensors) are undamaged."""
     try:
         if path.suffix == ".npz":
             with zipfile.ZipFile(path) as archive:
@@ -358,10 +348,8 @@ def is_whole(path: Path) -> bool:
 
 
 def settings_in(path: Path) -> dict[str, Any] | None:
-    """What a file of results (npz, safetensors or json) was made with.
-
-    None if it does not exist, cannot be read, or is not of this library.
-    """
+    """The settings of a file of results (npz, safetensors or json); None if it does not exist,
+    cannot be read, or is not of this library."""
     try:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file) as arrays:
@@ -378,7 +366,7 @@ def settings_in(path: Path) -> dict[str, Any] | None:
 
 
 def tensor_in(path: Path, name: str) -> Tensor | None:
-    """A tensor of a file of results, or None where it cannot be read."""
+    """A tensor of a file of results, or None if it cannot be read."""
     try:
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file) as arrays:

@@ -1,7 +1,7 @@
-"""How good an explanation is, measured on your own model: the paper's experiments as functions.
+"""The quality of an explanation, measured on your own model: the paper's experiments as functions.
 
-``print(diagnostics.conditional_mean_error(EfficientPDA(model), image))`` says how far the
-conditional mean's answer is from the sampled one, in bits.
+``print(diagnostics.conditional_mean_error(EfficientPDA(model), image))`` reports the difference
+between the conditional mean and samples, in bits.
 """
 
 from captum_pda.diagnostics.approximation import (

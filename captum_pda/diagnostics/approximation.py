@@ -1,5 +1,5 @@
-"""How far the conditional mean's answer is from the sampled one, and how alike the maps of all
-algorithms are: the paper's experiments."""
+"""The paper's experiments: the error of the conditional mean, and the agreement of all
+algorithms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from captum_pda.priors import EmpiricalMeanPrior
 from captum_pda.regions.choice import Extents, make_grids
 from captum_pda.regions.windows import WindowGrid
 
-#: Which windows to look at: how many, at random; or the first pixels of some.
+#: The number of random windows, or the first pixels of some.
 SomeWindows: TypeAlias = int | Sequence[Sequence[int]]
 
 
@@ -34,8 +34,8 @@ def chosen_windows(
     generator: torch.Generator | None,
     one: bool = False,
 ) -> WindowGrid:
-    """The windows of images (N, C, *space) that were asked for, the same for every example; or
-    ``one`` window of one image."""
+    """The requested windows of images (N, C, *space), the same for every example; or ``one`` window
+    of one image."""
     check_images("inputs", inputs)
     if one and len(inputs) != 1:
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
@@ -65,7 +65,7 @@ def _number_at(grid: WindowGrid, corner: Sequence[int]) -> int:
 
 
 def settings_of(pda: PerturbationPDA) -> dict[str, Any]:
-    """The settings of a method beside its model and prior, for another method."""
+    """The settings of a method without its model and prior, for another method."""
     return {
         "output": pda.output_kind,
         "measure": pda.measure,
@@ -75,7 +75,7 @@ def settings_of(pda: PerturbationPDA) -> dict[str, Any]:
 
 
 def target_or_predicted(target: TargetType, evidence: WindowEvidence) -> TargetType:
-    """The target as given, or without one the predicted class of each example."""
+    """The given target, or the predicted class of each example."""
     if target is None and evidence.measure.needs_probabilities and len(evidence.output_shape) == 1:
         return [int(column) for column in evidence.scores.argmax(dim=1).tolist()]
     return target
@@ -93,14 +93,14 @@ def _both(
 
 
 def _kept_apart(window: WindowGrid, n_samples: int, generator: Any) -> dict[str, Any]:
-    """The same window many times with one sample each, so that every sample is kept apart."""
+    """The same window many times with one sample each, to get every sample's result."""
     copies = window.pick([0] * n_samples)
     return {"n_samples": 1, "generator": generator, "regions": copies}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConditionalMeanError:
-    """Windows' evidence by the conditional mean and by samples, all (N, W) but ``corners``.
+    """The evidence of windows by the conditional mean and by samples, (N, W) except ``corners``.
 
     Args:
         efficient: the evidence with the conditional mean in the window (Algorithm 2).
@@ -109,8 +109,8 @@ class ConditionalMeanError:
         efficient_without: P(c|x without w) by the conditional mean; the value for raw outputs.
         sampled_without: the same averaged over samples.
         corners: the windows' first pixels, (W, dims).
-        n_samples: how many samples each window had.
-        unit: what the evidence is in.
+        n_samples: the number of samples of each window.
+        unit: the unit of the evidence.
     """
 
     efficient: Tensor
@@ -124,23 +124,22 @@ class ConditionalMeanError:
 
     @property
     def error(self) -> Tensor:
-        """The evidence by the conditional mean less the sampled one, (N, W)."""
+        """The evidence by the conditional mean minus the sampled one, (N, W)."""
         return self.efficient - self.sampled
 
     @property
     def prediction_error(self) -> Tensor:
-        """P(c|x without w) by the conditional mean less the sampled one, (N, W): `appro_error`."""
+        """P(c|x without w) by the conditional mean minus the sampled one, (N, W): `appro_error`."""
         return self.efficient_without - self.sampled_without
 
     @property
     def root_mean_square(self) -> float:
-        """The size of the error, sampling noise included."""
+        """The size of the error, including sampling noise."""
         return _root_mean_square(self.error)
 
     @property
     def beyond_sampling(self) -> float:
-        """The size of the error after the sampling's own is taken off: sqrt(mean(error^2 - se^2))
-        or 0, the conditional mean's own error."""
+        """The size of the error without sampling noise: sqrt(mean(error^2 - se^2)) or 0."""
         squares = in_double(self.error).square() - in_double(self.standard_error).square()
         return float(squares.mean().clamp_min(0).sqrt())
 
@@ -170,18 +169,18 @@ def conditional_mean_error(
     generator: torch.Generator | None = None,
     **arguments: Any,
 ) -> ConditionalMeanError:
-    """Ask for a few windows what EfficientPDA and SampledPDA say, on your own model.
+    """Compare EfficientPDA and SampledPDA on a few windows.
 
     Args:
-        pda: an EfficientPDA (or SampledPDA): its model, prior, output, measure and engine are used.
+        pda: an EfficientPDA (or SampledPDA), whose model, prior, output, measure and engine are
+            used.
         inputs: (N, C, *space).
-        target: as in ``attribute``; None takes the predicted class of each example.
-        windows: which windows to look at, the same for every example: how many, at random; or the
-            first pixels of some, such as ``[(0, 0)]`` as in the paper's figure `appro_error` of 200
-            images.
+        target: as in ``attribute``. Default: the predicted class of each example.
+        windows: the number of random windows, the same for every example; or the first pixels of
+            some, such as ``[(0, 0)]`` as in the paper's figure `appro_error` of 200 images.
         sliding_window_shapes: their size, as in ``attribute``. Default: the papers', 10 wide, or 4
             in images under 64.
-        n_samples: how many samples to draw of each window; 500 in the paper.
+        n_samples: the number of samples of each window; 500 in the paper.
         generator: seeds the choice of windows and the samples.
         arguments: others of ``evidence``: additional_forward_args, perturbations_per_eval,
             show_progress.
@@ -230,12 +229,12 @@ class SamplingConvergence:
 
     @property
     def difference(self) -> Tensor:
-        """|P sampled - P by the conditional mean|, (repeats, S): what the paper's figure shows."""
+        """|P sampled - P by the conditional mean|, (repeats, S), as in the paper's figure."""
         return (self.sampled - self.efficient).abs()
 
     @property
     def spread(self) -> Tensor:
-        """The standard deviation over the repeats, (S,): how much the number depends on chance."""
+        """The standard deviation over the repeats, (S,)."""
         return self.sampled.std(dim=0)
 
     def __repr__(self) -> str:
@@ -260,14 +259,14 @@ def sampling_convergence(
     generator: torch.Generator | None = None,
     **arguments: Any,
 ) -> SamplingConvergence:
-    """Watch one window's prediction settle as more samples are drawn.
+    """One window's prediction as a function of the number of samples.
 
     Args:
         pda, sliding_window_shapes, generator, arguments: as in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
-        target: as in ``attribute``; None takes the predicted class.
-        windows: which window to look at. Default: one at random, as in the paper;
-            ``[(96, 40)]`` is one at a place.
+        target: as in ``attribute``. Default: the predicted class.
+        windows: the window. Default: a random one, as in the paper; ``[(96, 40)]`` is one at a
+            place.
         n_samples: S, the largest number of samples.
         repeats: how many times to start again with new samples.
 
@@ -291,15 +290,15 @@ def sampling_convergence(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationStatistics:
-    """What a layer's units do over the samples of one window; all of shape (units,).
+    """The activations of a layer's units over the samples of one window, all (units,).
 
     Args:
         mean: over the samples.
         standard_deviation: over the samples.
         rectified_mean: the mean of ReLU(activation) over the samples.
         at_conditional_mean: the activation with the conditional mean in the window.
-        unperturbed: the activation with everything seen.
-        n_samples: how many samples there were.
+        unperturbed: the activation for the unperturbed input.
+        n_samples: the number of samples.
     """
 
     mean: Tensor
@@ -311,17 +310,17 @@ class ActivationStatistics:
 
     @property
     def ratio(self) -> Tensor:
-        """|mean| / standard deviation: where it is large, a ReLU is linear over the samples."""
+        """|mean| / standard deviation: if it is large, a ReLU is linear over the samples."""
         return self.mean.abs() / self.standard_deviation
 
     @property
     def error(self) -> Tensor:
-        """The activation at the conditional mean less the mean activation."""
+        """The activation at the conditional mean minus the mean activation."""
         return self.at_conditional_mean - self.mean
 
     @property
     def rectifier_error(self) -> Tensor:
-        """E[ReLU(a)] - ReLU(E[a]): what exchanging this layer's ReLU and the mean costs."""
+        """E[ReLU(a)] - ReLU(E[a]): the error of exchanging this layer's ReLU and the mean."""
         return self.rectified_mean - self.mean.clamp_min(0)
 
     def __repr__(self) -> str:
@@ -347,15 +346,15 @@ def activation_statistics(
     generator: torch.Generator | None = None,
     **arguments: Any,
 ) -> ActivationStatistics:
-    """Fill one window with samples, and look at a layer's activations.
+    """Fill one window with samples, and record a layer's activations.
 
     Args:
         pda, sliding_window_shapes, generator, arguments: as in ``conditional_mean_error``.
         inputs: one image, (1, C, *space).
         layer: a module of the model, such as a fully connected layer.
-        of: "output" of the layer (what the next ReLU gets, as in the paper) or its "input".
-        windows: which window to look at. Default: the top left corner, as in the paper.
-        n_samples: how many samples; 160 in the paper. Memory grows with samples times units.
+        of: the "output" of the layer (which the next ReLU gets, as in the paper) or its "input".
+        windows: the window. Default: the top left corner, as in the paper.
+        n_samples: the number of samples; 160 in the paper. Memory grows with samples times units.
 
     Example::
 
@@ -368,7 +367,7 @@ def activation_statistics(
     window = chosen_windows(windows, sliding_window_shapes, inputs, generator, one=True)
     seen: list[Any] = []
 
-    # Copies, since what comes after may write into the same memory.
+    # Copies, because later layers may write into the same memory.
     def record(module: nn.Module, arguments: tuple[Any, ...], output: Any = None) -> None:
         value = output if of == "output" else next(iter(arguments), None)
         seen.append(value.clone() if isinstance(value, Tensor) else value)
@@ -405,18 +404,18 @@ def activation_statistics(
     )
 
 
-# How alike maps are: the paper compares them by eye, here it is by correlation.
+# The agreement of maps, which the paper compares by eye, is measured by correlation.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MapAgreement:
-    """How alike several maps of the same examples are.
+    """The similarity of several maps of the same examples.
 
     Args:
         maps: the maps by name, each (N, ...).
-        correlations: Pearson's between each two, (N, maps, maps): likeness of shape, whatever the
-            size. NaN for a map of one value.
-        sizes: each map's root mean square, (N, maps): its intensity.
+        correlations: Pearson's correlation of each two, (N, maps, maps), which does not depend on
+            their size. NaN for a constant map.
+        sizes: each map's root mean square, (N, maps).
     """
 
     maps: dict[str, Tensor]
@@ -446,7 +445,7 @@ class MapAgreement:
 
 
 def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:
-    """Correlate maps of one shape, (N, ...), each two of them.
+    """Correlate each two maps of one shape, (N, ...).
 
     Example::
 
@@ -460,7 +459,7 @@ def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:
     values = torch.stack([in_double(each.detach()).flatten(1) for each in maps.values()], dim=1)
     deviations = values - values.mean(dim=2, keepdim=True)
     lengths = deviations.norm(dim=2, keepdim=True)
-    # A map that is constant but for rounding has no shape.
+    # A map that is constant up to rounding has no correlation.
     constant = lengths <= 1e-12 * values.norm(dim=2, keepdim=True)
     directions = torch.where(constant, torch.nan, deviations / lengths)
     return MapAgreement(dict(maps), directions @ directions.mT, values.square().mean(dim=2).sqrt())
@@ -481,9 +480,8 @@ def algorithm_agreement(
     """Explain inputs with every algorithm, and correlate the maps.
 
     The maps are "conditional mean" (EfficientPDA), "empirical mean" (the same with the mean of
-    ``n_samples`` samples in the window), "sampled" and "sampled again" (SampledPDA twice, with
-    samples of their own: no map can agree with "sampled" much better than its own repetition
-    does) and "gradient" (GradientPDA).
+    ``n_samples`` samples in the window), "sampled" and "sampled again" (SampledPDA twice with other
+    samples, whose agreement limits that of any map with "sampled") and "gradient" (GradientPDA).
 
     Args:
         pda, inputs, target, generator: as in ``conditional_mean_error``.

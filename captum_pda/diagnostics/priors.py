@@ -1,4 +1,4 @@
-"""How good a prior is: how near its fills are to the truth, how much of the class they leave."""
+"""The quality of a prior: the error of its fills, and how much of the class survives them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class PriorQuality:
     Args:
         error: the root mean square error of the conditional mean at the pixels of each image, each
             hidden with its region, in units of the input, (N,).
-        spread: the standard deviation of each image, which the mean colour would have as its error,
-            (N,).
-        shares: which share of the regions was hidden at random, (K,).
-        surviving: the probability of the class then as a share of that with everything seen, (N,
-            K); None without a model.
+        spread: the standard deviation of each image, which is the error of the mean colour, (N,).
+        shares: the shares of the regions that were hidden at random, (K,).
+        surviving: the probability of the class then, as a share of the unperturbed one, (N, K);
+            None without a model.
     """
 
     error: Tensor
@@ -71,24 +70,24 @@ def prior_quality(
     generator: torch.Generator | None = None,
     **regions: Any,
 ) -> PriorQuality:
-    """Measure a prior on one's own images, with one's own model.
+    """Measure a prior on your own images, with your own model.
 
-    The error says how well the prior guesses what it hides. It must not have seen these images: one
-    that was fitted to them guesses too well. What survives of the class when random regions are
-    hidden says how little the fills themselves disturb the model: a fill that the model takes for
-    something else lowers the probability, whichever regions are hidden.
+    The error shows how well the prior predicts hidden pixels. It must not have been fitted to these
+    images. What survives of the class when random regions are hidden shows how little the fills
+    themselves disturb the model: fills that look like something else lower the probability,
+    whichever regions are hidden.
 
     Args:
         prior: with a method ``conditional_mean``; None is the default prior.
         inputs: (N, C, *space).
         forward_func: the model; without one only the error is measured.
-        target: as in ``attribute``; None takes the predicted class of each example.
-        shares: which shares of the regions are hidden together.
+        target: as in ``attribute``. Default: the predicted class of each example.
+        shares: the shares of the regions that are hidden together.
         n_draws: how many times regions are drawn for each share.
         additional_forward_args, output, perturbations_per_eval: as in ``attribute``.
         generator: draws the regions; without one they are the same in every call.
-        regions: what a region is, as in ``attribute``: ``superpixels``, ``feature_mask``,
-            ``sliding_window_shapes``. Default: 60 superpixels, or windows in small images.
+        regions: ``superpixels``, ``feature_mask`` or ``sliding_window_shapes``, as in
+            ``attribute``. Default: 60 superpixels, or windows in small images.
 
     Example::
 
@@ -101,7 +100,7 @@ def prior_quality(
         raise ValueError(f"shares={tuple(shares)!r} must lie between 0 and 1")
     inputs = inputs.detach()
     (kinds,) = choose_regions((inputs,), **regions)["full"]
-    # Of several sizes the middle one, which is 60 superpixels by default.
+    # The middle one of several sizes, by default 60 superpixels.
     chosen = kinds[len(kinds) // 2]
     errors = torch.stack([_error(prior, image, chosen, n) for n, image in enumerate(inputs)])
     spread = inputs.flatten(2).std(dim=2).square().mean(dim=1).sqrt()
@@ -135,7 +134,7 @@ def _error(prior: Any, image: Tensor, regions: Regions, number: int) -> Tensor:
 def _random_masks(
     regions: Regions, number: int, shares: Sequence[float], n_draws: int, draws: np.random.Generator
 ) -> Tensor:
-    """Which pixels are hidden with random regions, (shares * draws, *space)."""
+    """The hidden pixels of random regions, (shares * draws, *space)."""
     numbers = np.concatenate(regions.members(number))
     masks = np.zeros((len(shares) * n_draws, *regions.space), dtype=np.bool_)
     for mask, share in zip(masks, np.repeat(shares, n_draws), strict=True):

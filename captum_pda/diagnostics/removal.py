@@ -1,4 +1,4 @@
-"""Pixels removed in the order of a map: fills, deletion and insertion curves, relevance gain."""
+"""Removal of pixels in the order of a map: fills, deletion and insertion curves, relevance gain."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from captum_pda.model.outputs import ExplainedOutputs, OutputKind, find_output_k
 from captum_pda.priors.empty_context import EmptyContext, blurred
 from captum_pda.priors.solver import weighted_means
 
-#: From an image (C, *space) and what is seen of it (K, *space) to what stands in the place of the
-#: rest, (C, *space) or one for each row, (K, C, *space).
+#: From an image (C, *space) and its visible pixels (K, *space) to the contents of the removed ones,
+#: (C, *space) or one for each row, (K, C, *space).
 RemovalFill: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-#: From a function that makes the copies of some numbers, and how many there are, to predictions.
+#: From a function that makes some copies, and their number, to predictions.
 Predict: TypeAlias = Callable[[Callable[[Tensor], Tensor], int], Tensor]
 
 
@@ -40,15 +40,14 @@ def mean_fill(image: Tensor, seen: Tensor) -> Tensor:
 
 def linear_fill(image: Tensor, seen: Tensor, noise: float = 0.05) -> Tensor:
     """Each removed pixel as the weighted mean of its neighbours (ROAD), with a little noise, as a
-    share of the image's standard deviation: the same noise for all maps."""
+    share of the image's standard deviation, which is the same for all maps."""
     drawn = torch.randn(image.shape, generator=torch.Generator().manual_seed(0), device="cpu")
     spread = noise * image.std()
     return weighted_means(image, seen) + spread * device_sync.moved_like(drawn, image)
 
 
 def prior_fill(prior: Any = None) -> RemovalFill:
-    """What a prior with a method ``nothing_seen`` has there, as in ``context="empty"``; None is the
-    default prior."""
+    """``nothing_seen`` of a prior, as in ``context="empty"``; None is the default prior."""
     return lambda image, seen: EmptyContext(prior).nothing_seen(image)
 
 
@@ -61,7 +60,7 @@ FILLS: dict[str, RemovalFill] = {
 
 
 def resolve_fills(fills: Sequence[str] | Mapping[str, RemovalFill]) -> dict[str, RemovalFill]:
-    """Fills by name: some of the known ones, or one's own."""
+    """Fills by name, and user-defined ones."""
     if not isinstance(fills, Mapping):
         names = [fills] if isinstance(fills, str) else fills
         for name in names:
@@ -91,8 +90,8 @@ def removal_examples(
     output: str | OutputKind,
     perturbations_per_eval: int | None,
 ) -> Iterator[list[tuple[Tensor, Predict]]]:
-    """Every example of inputs (N, C, *space), and what the model predicts of copies of it, while
-    the model is in evaluation mode; without a target the predicted class is looked at."""
+    """Every example of inputs (N, C, *space), and a function that predicts copies of it, in
+    evaluation mode. Default target: the predicted class."""
     check_images("inputs", inputs)
     kind = find_output_kind(output)
     if perturbations_per_eval is not None:
@@ -125,7 +124,7 @@ def removal_curve(
     example: tuple[Tensor, Predict], fill: RemovalFill, ranks: Tensor, counts: Tensor
 ) -> Tensor:
     """The predictions with the first ``counts`` pixels of an order removed, (counts,); ``ranks``
-    are the places of the pixels in the order, (pixels,)."""
+    are the positions of the pixels in the order, (pixels,)."""
     image, predict = example
 
     def copies(rows: Tensor) -> Tensor:
@@ -142,7 +141,7 @@ def removal_curve(
 
 
 def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
-    """Each pixel's place in the order from most to least important, (N, pixels)."""
+    """Each pixel's position in the order from most to least important, (N, pixels)."""
     expected = (inputs.shape, (len(inputs), 1, *inputs.shape[2:]))
     if tuple(attributions.shape) not in (tuple(shape) for shape in expected):
         raise ValueError(
@@ -158,10 +157,10 @@ def pixel_ranks(attributions: Tensor, inputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SymmetricRelevanceGain:
-    """The prediction as pixels are removed from the most relevant on, and from the least.
+    """The predictions as pixels are removed from the most relevant on, and from the least.
 
     Args:
-        fractions: which share of the pixels is removed, from 0 to 1, (steps + 1,).
+        fractions: the share of the pixels that is removed, from 0 to 1, (steps + 1,).
         most_first: P(c) with the most relevant pixels removed first, by fill, (N, steps + 1) each.
         least_first: the same with the least relevant pixels removed first.
     """
@@ -172,7 +171,7 @@ class SymmetricRelevanceGain:
 
     @property
     def by_fill(self) -> dict[str, Tensor]:
-        """The area between the two curves of each fill, (N,): random maps have 0."""
+        """The area between the two curves for each fill, (N,); 0 for random maps."""
         return {
             name: torch.trapezoid(least - self.most_first[name], self.fractions, dim=1)
             for name, least in self.least_first.items()
@@ -186,13 +185,13 @@ class SymmetricRelevanceGain:
     @property
     def deletion_area(self) -> Tensor:
         """The area under P(c) as the most relevant pixels are removed first, the mean over the
-        fills, (N,): small where the map is faithful."""
+        fills, (N,): small for faithful maps."""
         return self._mean_area(self.most_first)
 
     @property
     def insertion_area(self) -> Tensor:
-        """The area under P(c) as the most relevant pixels are put in first, which is the curve of
-        the least relevant removed first, read backwards, (N,): large where the map is faithful."""
+        """The area under P(c) as the most relevant pixels are inserted first, which is the curve of
+        the least relevant removed first in reverse, (N,): large for faithful maps."""
         return self._mean_area(self.least_first)
 
     def _mean_area(self, curves: dict[str, Tensor]) -> Tensor:
@@ -226,27 +225,27 @@ def symmetric_relevance_gain(
 
         area under P(c), least relevant first  -  area under P(c), most relevant first
 
-    over the share of removed pixels, which is the insertion area less the deletion area (Petsiuk et
-    al. 2018) with the same fill. It is 0 for a random order, and depends far less on what
-    stands for removed pixels than deletion alone does; here it is averaged over several fills.
-    Pixels are ranked by the sum of their channels' attributions, and all channels go together.
+    over the share of removed pixels, which is the insertion area minus the deletion area (Petsiuk
+    et al. 2018) with the same fill. It is 0 for a random order, and depends far less on the fill of
+    removed pixels than deletion alone; here it is averaged over several fills. Pixels are ranked by
+    the sum of their channels' attributions, and all channels are removed together.
 
     Args:
         forward_func: the model, or any function of the inputs.
         inputs: (N, C, *space).
         attributions: the map, of the inputs' shape or (N, 1, *space).
-        target: as in ``attribute``; None takes the predicted class of each example.
+        target: as in ``attribute``. Default: the predicted class of each example.
         additional_forward_args: as in ``attribute``.
-        output: "logits", "probabilities" or "raw", as for EfficientPDA; raw curves are of the
-            output itself.
-        perturbations_per_eval: how many changed copies go through the model at once.
-        fills: what stands for removed pixels, by name: "blur" (of 10 pixels in 224), "mean" (the
-            image's mean colour), "linear" (each pixel the weighted mean of its neighbours, with a
-            little noise, as in ROAD), "prior" (what our default prior has where nothing is seen).
-            Or a dict of functions by name, from an image (C, *space) and what is seen of it
-            (K, *space) to a fill; ``diagnostics.prior_fill(prior)`` is one.
-        n_steps: in how many equal steps all pixels are removed; a map takes 2 n_steps - 1 passes
-            with each fill.
+        output: "logits", "probabilities" or "raw", as for EfficientPDA; curves of raw outputs are
+            those of the output itself.
+        perturbations_per_eval: the number of changed copies in a batch.
+        fills: the contents of removed pixels, by name: "blur" (of 10 pixels in 224), "mean" (the
+            image's mean colour), "linear" (the weighted mean of the neighbours, with a little
+            noise, as in ROAD), "prior" (the default prior's input with everything hidden). Or a
+            dict of functions by name, from an image (C, *space) and its visible pixels (K, *space)
+            to a fill, such as ``diagnostics.prior_fill(prior)``.
+        n_steps: the number of equal steps in which all pixels are removed; a map takes 2 n_steps -
+            1 passes with each fill.
 
     Example::
 
@@ -261,7 +260,7 @@ def symmetric_relevance_gain(
         steps = check_count("n_steps", n_steps) + 1
         counts = torch.linspace(0, ranks.shape[1], steps, device=inputs.device).round()
         for example, order in zip(examples, ranks, strict=True):
-            # Both ways begin and end alike, so those copies are run once.
+            # Both orders begin and end with the same copies, which are run once.
             unchanged = removal_curve(example, mean_fill, order, counts[:1])
             for name, fill in chosen.items():
                 down = removal_curve(example, fill, order, counts[1:])

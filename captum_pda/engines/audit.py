@@ -1,8 +1,8 @@
-"""Every incremental run is checked: a few of its windows are run densely too, and compared.
+"""The audit: some windows of each incremental run are also run densely and compared.
 
-What matters is the map, so differences are measured by the spread of the windows' effects. Where
-one is too large for single precision, the dense engine's own rounding is measured too: in half
-precision, rounding may change a score by more than a window does.
+Differences are measured relative to the spread of the windows' effects, because the map is what
+matters. If they exceed single precision, the rounding of the dense engine is measured too: in half
+precision it may change a score by more than a window does.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from captum_pda.engines.protocol import (
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
-#: Copies of an example that are compared. Five in each of five examples miss an error in a fifth of
-#: the copies with a chance of 0.8 ** 25 = 0.4%; 1 to 2% of the time of a map of 500 windows.
+#: The copies of an example that are compared. Five in each of five examples miss an error in a
+#: fifth of the copies with a probability of 0.8 ** 25 = 0.4%, in 1 to 2% of the time of a map of
+#: 500 windows.
 N_COMPARED = 5
-#: Differences up to this fraction of the spread of the windows' effects are tolerated.
+#: Tolerated differences, as a fraction of the spread of the windows' effects.
 TOLERANCE = 2e-3
-#: So are differences of this many times the dense engine's own rounding, and twice as many units in
-#: the last place.
+#: Also tolerated are this multiple of the dense engine's rounding, and twice this number of units
+#: in the last place.
 TIMES_ROUNDING = 16.0
-#: The user is warned where rounding is a larger fraction of the spread.
+#: A warning is given if rounding is a larger fraction of the spread.
 NOISY_ROUNDING = 0.25
-#: The precision of activations that quantised layers round to eight bits.
+#: The precision of quantised activations.
 EIGHT_BITS = 2.0**-8
 
 
@@ -54,7 +55,7 @@ def audited(
 
 
 def warn_of_disagreement(audit: Audit | None) -> None:
-    """Tell the user that the map is run again."""
+    """Warn that the map is run again."""
     found = f"; {audit}" if audit is not None and audit.n_windows else " on another rank"
     warn_user(
         "the incremental engine does not find what the dense engine finds, so all windows are run "
@@ -63,7 +64,7 @@ def warn_of_disagreement(audit: Audit | None) -> None:
 
 
 def warn_of_rounding(audit: Audit | None) -> None:
-    """Tell the user where a map shows rounding as much as windows."""
+    """Warn if rounding is a large part of a map."""
     if audit is None or audit.rounding is None or not audit.agrees:
         return
     if audit.rounding > NOISY_ROUNDING:
@@ -76,7 +77,7 @@ def warn_of_rounding(audit: Audit | None) -> None:
 
 
 class AuditedEngine:
-    """An incremental engine for one example that can compare itself with the dense one."""
+    """An incremental engine for one example that is compared with the dense one."""
 
     def __init__(
         self,
@@ -91,24 +92,23 @@ class AuditedEngine:
         self._loop = BatchLoop(batch_size, example)
         self._random: np.random.Generator | None = None
         self._read: Read
-        #: The scores (copies, columns) since the last audit, by the size of the windows.
+        #: The scores (copies, columns) since the last audit, by the shape of the windows.
         self._scores: dict[Hashable, list[Tensor]] = {}
-        #: The copies with the largest random keys of each size: key, size, copy and its scores.
+        #: The copies with the largest random keys of each shape: key, shape, copy and scores.
         self._picked: list[tuple[float, Hashable, Tensor, Tensor]] = []
 
     @property
     def unfinished(self) -> Tensor | None:
-        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         return self.prepared.unfinished
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         scores = self.prepared.scores(grid, fills, read, advance)
         self._read = read
         if self._random is None:
-            # Other windows in each example, and the same ones whenever it is explained again.
+            # Different windows for each example, but the same ones whenever it is explained again.
             contents = (self._example, fills[0, len(grid) // 2])
             self._random = np.random.default_rng(list(map(device_sync.checksum, contents)))
-        # Windows of one size have effects of one size; regions of any shape are sampled together.
+        # Windows of one shape have effects of similar size; other regions are sampled together.
         size = grid.window if grid.hidden is None else None
         self._scores.setdefault(size, []).append(scores.flatten(0, 1))
         keys = self._random.random(len(grid))
@@ -128,7 +128,7 @@ class AuditedEngine:
         return scores
 
     def audit(self) -> Audit:
-        """Run some of the windows since the last audit densely too, and compare."""
+        """Compare some of the windows since the last audit with the dense engine."""
         if not self._picked:
             return Audit()
         copies = torch.stack([copy for _, _, copy, _ in self._picked])
@@ -167,11 +167,9 @@ class AuditedEngine:
         return self._loop.run(len(copies), run_batch), torch.stack(units).max()
 
     def _rounding(self, copies: Tensor, expected: Tensor, size: Tensor) -> Tensor:
-        """How rounding changes these scores, as a fraction of ``size``, (columns,).
-
-        Results may depend on the batch, so each copy is run by itself. And all values are changed
-        by about a unit of the lowest precision that the model computes in.
-        """
+        """The effect of rounding on these scores, as a fraction of ``size``, (columns,): each copy
+        is run in a batch by itself, and with all values changed by a unit of the lowest precision
+        in the model."""
         with _CoarsestPrecision(copies.device.type) as precision:
             runs = [torch.cat([self._dense_scores(copy[None])[0] for copy in copies])]
         generator = torch.Generator().manual_seed(0)
@@ -184,7 +182,7 @@ class AuditedEngine:
 
 
 def _spread(scores: Tensor) -> Tensor:
-    """The standard deviation of each column, of what is finite; 0 where there is one row only."""
+    """The standard deviation of the finite values of each column; 0 for a single row."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     finite = scores.where(scores.isfinite(), torch.nan)
     deviations = finite - finite.nanmean(dim=0)
@@ -192,7 +190,7 @@ def _spread(scores: Tensor) -> Tensor:
 
 
 class _CoarsestPrecision(TorchFunctionMode):
-    """Sees the lowest precision in which anything is computed on a kind of device."""
+    """Records the lowest precision that is used on a kind of device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -203,7 +201,6 @@ class _CoarsestPrecision(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, and look at the type of its result."""
         result = func(*args, **(kwargs or {}))
         if "quantized" in str(func):
             self.eps = max(self.eps, EIGHT_BITS)
@@ -213,6 +210,6 @@ class _CoarsestPrecision(TorchFunctionMode):
 
 
 def _difference(found: Tensor, expected: Tensor) -> Tensor:
-    """How far scores are apart; where both are infinite or not a number, they agree."""
+    """The differences of scores; 0 where both are infinite or NaN."""
     same = (found == expected) | (found.isnan() & expected.isnan())
     return torch.where(same, 0, (found - expected).abs()).nan_to_num(torch.inf, torch.inf)

@@ -1,4 +1,4 @@
-"""The engine that tries the incremental one on a few windows, and goes on with the faster one."""
+"""The engine that tries the incremental one on a few windows and chooses the faster one."""
 
 from __future__ import annotations
 
@@ -33,25 +33,24 @@ from captum_pda.regions.protocol import Integers, Windows
 
 ENGINES = ("auto", "dense", "incremental")
 Prepared: TypeAlias = PreparedBatches | AuditedEngine
-#: Copies that the dense engine is timed on, and that the incremental engine runs before it is
-#: timed, since its first batch computes the maps of the unperturbed example.
+#: The copies on which the dense engine is timed, and which the incremental engine runs before it is
+#: timed, because its first batch also computes the maps of the unperturbed example.
 PROBE = 4
-#: With fewer copies than this a probe is a large part of the call; no more than this are timed.
+#: The most copies that are timed; with fewer copies a probe would be a large part of the call.
 FEWEST_COPIES = 64
-#: Calls that take less time than this densely are not probed: a probe that does not pay costs
-#: about two dense passes and 0.1 s, whatever the model (benchmarks/small_calls.py).
+#: Faster calls are not probed: a probe without success costs about two dense passes and 0.1 s
+#: (benchmarks/small_calls.py).
 MIN_SECONDS = 6.0
-#: The incremental engine must be this many times faster in the probe.
+#: The speed-up that the incremental engine must have in the probe.
 MIN_SPEED_UP = 1.1
 
 
 class AutoEngine:
     """Chooses between the dense and the incremental engine by trying both on a few windows.
 
-    The choice holds for inputs of the same shape and windows of the same shape. ``report`` says
-    what was chosen last, and why; with several sizes, it is about the size with the most windows.
-    The windows that are run to choose count, so no window is run twice. Calls that the dense engine
-    finishes in less than ``min_seconds`` are run densely at once.
+    The choice holds for inputs and windows of the same shapes. ``report`` has the last choice and
+    its reason; with several sizes, for the one with the most windows. No window is run twice. Calls
+    that take the dense engine less than ``min_seconds`` are run densely without a trial.
     """
 
     def __init__(self, min_seconds: float = MIN_SECONDS) -> None:
@@ -61,7 +60,6 @@ class AutoEngine:
         self.choices: dict[Any, EngineReport] = {}
 
     def settings(self) -> dict[str, object]:
-        """What describes this engine, as plain values."""
         return {"kind": "AutoEngine"}
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedAuto:
@@ -69,7 +67,7 @@ class AutoEngine:
 
 
 class PreparedAuto:
-    """One example; the engine is chosen for each shape of windows when the first of them come."""
+    """One example; the engine is chosen for each shape of windows when it first occurs."""
 
     def __init__(
         self, auto: AutoEngine, forward: Forward, example: Tensor, batch_size: BatchSize
@@ -80,16 +78,15 @@ class PreparedAuto:
         self._dense = DenseEngine().prepare(*self._arguments)
         self._incremental: AuditedEngine | None = None
         self._copies: Counter[tuple[int, ...]] = Counter()
-        #: How long a copy takes densely, whatever its windows; None until it was measured.
+        #: The time of a dense copy; None until it is measured.
         self._dense_seconds: float | None = None
-        #: While windows run: the numbers of those that either engine has run, and their scores.
+        #: While windows run: the numbers of those that are done, and their scores.
         self._found: list[tuple[Integers, Tensor]] = []
         self._running: tuple[Prepared, Integers] | None = None
         self._n_windows = 0
 
     @property
     def unfinished(self) -> Tensor | None:
-        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         found = list(self._found)
         if self._running is not None:
             engine, numbers = self._running
@@ -106,11 +103,11 @@ class PreparedAuto:
         if not len(grid):
             raise ValueError("the grid has no windows")
         self._found, self._running, self._n_windows = [], None, len(grid)
-        # Windows in the middle go first: they are timed.
+        # Windows in the middle are run and timed first.
         waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
 
         def run(engine: Prepared, n_copies: int | None = None) -> float:
-            """Run some windows, by default all that are left; the time that a copy takes."""
+            """Run some windows, by default all that are left; returns the time per copy."""
             nonlocal waiting
             numbers = waiting[: -(-n_copies // len(fills))] if n_copies else np.sort(waiting)
             if not len(numbers):
@@ -151,14 +148,13 @@ class PreparedAuto:
         return scores
 
     def audit(self) -> Audit:
-        """How the incremental engine's windows compare with the dense engine's."""
         audit = Audit() if self._incremental is None else self._incremental.audit()
         if not audit.agrees:
             self._always_dense("the incremental engine disagreed on another example")
         return audit
 
     def _always_dense(self, reason: str) -> EngineReport:
-        """From now on run inputs of this shape densely at once."""
+        """Run inputs of this shape densely from now on."""
         report = self._auto.choices[self._kind] = EngineReport("dense", reason)
         return report
 
@@ -171,7 +167,7 @@ class PreparedAuto:
     def _choice(
         self, window: tuple[int, ...], n_copies: int, run: Callable[..., float]
     ) -> EngineReport:
-        """Which engine runs windows of this shape, and why."""
+        """The engine for windows of this shape, and the reason."""
         choices, key = self._auto.choices, (self._kind, window)
         report = choices.get(self._kind) or choices.get(key)
         if report is not None:
@@ -181,7 +177,7 @@ class PreparedAuto:
             return too_few
         if self._dense_seconds is None:
             self._dense_seconds = run(self._dense, PROBE)
-        # With the unperturbed maps at hand, another size is tried at the cost of one batch.
+        # Once the unperturbed maps are there, another size is tried at the cost of one batch.
         is_first = self._incremental is None
         if self._dense_seconds * n_copies < self._auto.min_seconds and is_first:
             return too_few
@@ -201,15 +197,15 @@ class PreparedAuto:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds; on a processor those of this thread, so that other programs don't count."""
-    # On some systems threads are timed by ticks of 16 ms.
+    """Seconds; on a CPU those of this thread, to exclude other programs."""
+    # On some systems the resolution of thread times is 16 ms.
     if device.type == "cpu" and time.get_clock_info("thread_time").resolution < 1e-4:
         return time.thread_time()
     return time.perf_counter()
 
 
 def engine_for(engine: str | Engine) -> Engine:
-    """The engine of this name, or the engine object itself."""
+    """The engine of this name, or the given engine."""
     if not isinstance(engine, str) and isinstance(engine, Engine):
         return engine
     check_choice("engine", engine, ENGINES)
@@ -219,8 +215,8 @@ def engine_for(engine: str | Engine) -> Engine:
 
 
 def engine_settings(engine: Engine) -> dict[str, object]:
-    """What describes an engine, as plain values; one of your own without ``settings()`` is
-    identified by its class and a hash of its code and attributes."""
+    """The settings of an engine as plain values; an engine without ``settings()`` is identified by
+    its class and a hash of its code and attributes."""
     if callable(getattr(engine, "settings", None)):
         return {**engine.settings(), **own_code(engine)}  # type: ignore[attr-defined]
     return {"kind": type(engine).__qualname__, "sha256": fingerprint(engine)}

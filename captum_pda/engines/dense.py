@@ -28,7 +28,6 @@ class DenseEngine:
     report = EngineReport("dense", "as asked")
 
     def settings(self) -> dict[str, object]:
-        """What describes this engine, as plain values."""
         return {"kind": "DenseEngine"}
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedDense:

@@ -1,4 +1,4 @@
-"""What an engine is, what it reports, and the batches in which copies go through a model."""
+"""The interface of engines, their reports, and the batches that go through a model."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from torch import Tensor
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
 
-#: Input values in a batch: 5 photos of 224x224 on a processor, whose feature maps then stay under
-#: what the C library asks the system for anew each time (benchmarks/SPEED.md), or 111 elsewhere.
+#: The input values in a batch: on a CPU 5 photos of 224x224, whose feature maps stay below the size
+#: at which the C library allocates memory anew each time (benchmarks/SPEED.md), elsewhere 111.
 VALUES_PER_BATCH = {"cpu": 3 * 2**18, "other": 2**24}
 LARGEST_BATCH = 1024
 
-#: From the numbers of some rows to what is kept of each, (rows, columns).
+#: From the numbers of some rows to their results, (rows, columns).
 RunBatch: TypeAlias = Callable[[range], Tensor]
 
 
 class BatchSize:
-    """The most copies at once, by default chosen by the numbers that go into the model with each.
-
-    It is halved when memory runs out, and shared by all examples of one call: that happens once.
-    """
+    """The largest batch, by default chosen by the input values of a copy. It is halved when memory
+    runs out, once for all examples of a call that share it."""
 
     def __init__(self, rows: int | None = None, values: int = 1) -> None:
         self._rows = rows
         self._values = values
 
     def rows_for(self, example: Tensor, times: int = 1) -> int:
-        """How many copies to run at once; ``times`` as many where they are not held in full."""
+        """The number of copies in a batch, multiplied by ``times`` if they are not stored in
+        full."""
         if self._rows is not None:
             return self._rows
         in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]
         return max(1, min(LARGEST_BATCH, times * in_batch // max(self._values, example.numel())))
 
     def halve(self, failed: int) -> None:
-        """Continue with half of a batch that did not fit."""
+        """Halve the batch size."""
         self._rows = failed // 2
         warn_user(
             f"out of memory with {failed} perturbed copies at once; going on with {self._rows}. "
@@ -49,7 +48,7 @@ class BatchSize:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on any device."""
+    """Whether an exception means that memory ran out, on any device."""
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -59,30 +58,28 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class BatchLoop:
-    """Takes rows through a model in batches; where a batch fails, runs it in another way.
+    """Runs rows through a model in batches.
 
     - A batch that does not fit in memory is halved, for all that share the ``batch_size``.
-    - A model that can't take images with their channels last gets them contiguous.
+    - A model that fails for images with channels last gets contiguous ones.
 
-    There are no gradients. Inference mode would save no time that can be measured, and a tensor
-    that the model keeps, such as a positional code, could not be used for training later.
-
-    Nothing that was computed is lost: while it runs, ``unfinished`` holds the results so far. What
-    runs a batch reads ``channels_last`` to lay out its rows.
+    There are no gradients. Inference mode would save no measurable time, and tensors that the model
+    caches in it, such as position embeddings, could not be trained later. ``unfinished`` has the
+    results so far while it runs. ``run_batch`` reads ``channels_last`` to lay out its rows.
     """
 
     def __init__(self, batch_size: BatchSize, example: Tensor, times: int = 1) -> None:
         self._batch_size = batch_size
         self._example = example
         self._times = times
-        #: Whether images and volumes have their channels last in memory; nothing else can.
+        #: Whether the channels are last in memory, for images and volumes only.
         self.channels_last = example.dim() > 3
-        #: While ``run`` goes on, what it will return, with NaN for the rows still to come.
+        #: The results of ``run`` so far, with NaN for the rows still to come.
         self.unfinished: Tensor | None = None
 
     @property
     def at_once(self) -> int:
-        """How many rows go into a batch."""
+        """The number of rows in a batch."""
         return self._batch_size.rows_for(self._example, self._times)
 
     def run(
@@ -91,7 +88,7 @@ class BatchLoop:
         run_batch: RunBatch,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Tensor:
-        """Run all rows, and return what ``run_batch`` keeps of each, (rows, columns)."""
+        """Run all rows; returns the results of ``run_batch``, (rows, columns)."""
         results: Tensor | None = None
         done = 0
         while done < n_rows:
@@ -119,19 +116,19 @@ class BatchLoop:
         return results
 
 
-#: From copies of an example, (rows, C, *space), to the model's outputs, (rows, ...).
+#: From copies of an example (rows, C, *space) to the model's outputs (rows, ...).
 Forward: TypeAlias = Callable[[Tensor], Tensor]
-#: From outputs to the few numbers per row that are kept, (rows, columns).
+#: From outputs to the numbers that are kept, (rows, columns).
 Read: TypeAlias = Callable[[Tensor], Tensor]
 #: Called with the number of copies that have just gone through the model.
 Advance: TypeAlias = Callable[[int], object]
 
 
 class PreparedEngine(Protocol):
-    """An engine that has seen the example it will run on.
+    """An engine that is prepared for one example.
 
-    It may have an attribute ``unfinished``: while ``scores`` runs, the tensor that it will return,
-    with NaN for the fills still to come. Then a run that is stopped loses nothing.
+    An optional attribute ``unfinished`` holds the result of ``scores`` while it runs, with NaN for
+    the fills still to come, so that an interruption loses nothing.
     """
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
@@ -139,18 +136,18 @@ class PreparedEngine(Protocol):
 
         Args:
             grid: W windows.
-            fills: what to put there, (S, W, C, *window).
-            read: applied to the outputs of every batch; only what it returns is kept.
+            fills: their contents, (S, W, C, *window).
+            read: applied to the outputs of every batch; only its results are kept.
             advance: called with the number of copies after each batch.
 
         Returns:
-            (S, W, columns): what was read for every fill.
+            (S, W, columns): the results for every fill.
         """
         ...
 
 
 class PreparedBatches:
-    """A prepared engine whose rows are the copies, sample by sample and window by window."""
+    """A prepared engine whose rows are the copies, ordered by sample and window."""
 
     def __init__(self, loop: BatchLoop) -> None:
         self._loop = loop
@@ -158,7 +155,6 @@ class PreparedBatches:
 
     @property
     def unfinished(self) -> Tensor | None:
-        """While ``scores`` runs, what it will return, with NaN for what is still to come."""
         results = self._loop.unfinished
         return None if results is None else self._by_sample(results)
 
@@ -171,16 +167,16 @@ class PreparedBatches:
         return results.reshape(self._n_samples, len(results) // self._n_samples, -1)
 
     def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
-        """What runs some of the copies, with ``fills`` (copies, C, *window)."""
+        """A function that runs some of the copies, with ``fills`` (copies, C, *window)."""
         raise NotImplementedError
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """A way to run a model on an example with each window replaced.
+    """Runs a model on an example with each window replaced.
 
-    It may have a method ``settings()``: what results depend on, as a table of plain values. Without
-    one, stored results identify it by a hash of its attributes.
+    An optional method ``settings()`` returns what results depend on, as a table of plain values.
+    Without it, stored results identify the engine by a hash of its attributes.
 
     Example::
 
@@ -193,7 +189,7 @@ class Engine(Protocol):
     """
 
     def prepare(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> PreparedEngine:
-        """Look at the model and the unperturbed example, (1, C, *space), once."""
+        """Prepare for an unperturbed example, (1, C, *space)."""
         ...
 
 
@@ -203,14 +199,14 @@ class IncrementalError(RuntimeError):
 
 @dataclass(frozen=True)
 class Audit:
-    """How windows that were run incrementally compare with the same windows run densely.
+    """A comparison of windows that were run incrementally and densely.
 
     Args:
         n_windows: how many were compared.
         difference: the largest difference of two scores, as a fraction of the spread (the standard
             deviation) of the windows' effects.
-        rounding: how much two dense runs differ by rounding alone, as such a fraction; None where
-            the difference was too small to measure it.
+        rounding: the difference of two dense runs by rounding, as such a fraction; None if the
+            difference is too small to measure it.
         agrees: whether rounding explains the difference.
     """
 
@@ -221,7 +217,7 @@ class Audit:
 
     @classmethod
     def of(cls, audits: Iterable[Audit]) -> Audit | None:
-        """Several audits as one; None where nothing was compared, here or on another rank."""
+        """Several audits as one; None if nothing was compared, here or on another rank."""
         some = [audit for audit in audits if audit.n_windows or not audit.agrees]
         if not some:
             return None
@@ -249,11 +245,11 @@ class EngineReport:
 
     Args:
         engine: "dense" or "incremental".
-        reason: why this one, in a few words.
-        speed_up: how many times faster than dense the incremental engine was on a few windows;
-            None if that was not measured.
-        goes_dense: the functions at which the incremental engine had to complete its maps, and why.
-        audit: how windows of the last run compare with the dense engine's; None if all were dense.
+        reason: the reason in a few words.
+        speed_up: the measured speed-up of the incremental engine over the dense one; None if it was
+            not measured.
+        goes_dense: the functions at which the incremental engine computed whole maps, and why.
+        audit: the comparison of the last run with the dense engine; None if all windows were dense.
 
     Example::
 
@@ -269,7 +265,7 @@ class EngineReport:
     audit: Audit | None = None
 
     def with_audit(self, audit: Audit | None) -> EngineReport:
-        """The report on a run with this audit; a run whose audit failed was repeated densely."""
+        """The report with this audit; a run whose audit failed was repeated densely."""
         if audit is None or audit.agrees:
             return replace(self, audit=audit)
         reason = "the incremental engine disagreed, so all windows were run again"

@@ -1,4 +1,4 @@
-"""The evidence of every region for every output, and the maps drawn from it."""
+"""The evidence of every region for every output, and its maps."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 #: From scores (N, W, columns) to the quantity whose difference is the evidence, (N, W).
 Quantity: TypeAlias = Callable[[Tensor], Tensor]
-#: How values between the places of a feature map are read, by its number of spatial dimensions.
+#: The interpolation between the places of a feature map, by its number of spatial dimensions.
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
-#: A standard deviation of this share of the largest one is no more than rounding.
+#: Standard deviations below this share of the largest one are rounding errors.
 ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """What is measured of scores (N, W, columns)."""
+    """The quantity that is measured, as a function of scores (N, W, columns)."""
 
     output_shape: tuple[int, ...]  #: Of one example's output, whose flat columns these are.
     output: str  #: The name of the output kind.
@@ -54,11 +54,11 @@ class MeasuredOutputs:
     summed: bool = False  #: Whether the columns are those of a mask, explained by their sum.
 
     def quantity(self, target: TargetType) -> Quantity:
-        """What is measured of ``target``."""
+        """The measured quantity of ``target``."""
         return lambda scores: self.measure.value(self.pick(scores, target)).sum(dim=2)
 
     def rather(self, first: TargetType, second: TargetType) -> Quantity:
-        """What speaks for ``first`` rather than ``second``."""
+        """The quantity for ``first`` rather than ``second``."""
         return lambda scores: self.measure.contrast(
             self.pick(scores, first, "first"), self.pick(scores, second, "second")
         ).sum(dim=2)
@@ -68,7 +68,7 @@ class MeasuredOutputs:
         return lambda scores: self.measure.prediction(self.pick(scores, target)).mean(dim=2)
 
     def pick(self, scores: Tensor, target: TargetType, name: str = "target") -> Tensor:
-        """The columns of (N, W, columns) scores that are explained: one, or those of a mask."""
+        """The explained columns of scores (N, W, columns): one, or those of a mask."""
         if self.summed and target is None:
             return scores
         masked = masked_columns(target, self.output_shape, name)
@@ -81,20 +81,20 @@ class MeasuredOutputs:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EvidencePart:
-    """What regions of one size say about every output.
+    """The scores of regions of one size for every output.
 
     Args:
-        tensor: the number of the input tensor that they lie in.
-        regions: where they lie.
-        context: "full" (all else was seen), "empty" (nothing else was seen) or "random" (random
-            other regions were seen).
-        outputs: what is measured of scores.
+        tensor: the number of the input tensor that contains the regions.
+        regions: the regions.
+        context: "full" (the rest is visible), "empty" (nothing else is visible) or "random" (random
+            other regions are visible).
+        outputs: how scores are measured.
         reference: scores before a region is changed, (N, columns): log-odds in nats or raw outputs.
-            Among random others, those with half of the regions seen.
+            In the random context those with half of the regions visible.
         scores: the same with each region changed, (N, W, columns).
-        drawn: how many contents of each region the model has seen, or how many random sets, (N, W).
-        errors: the standard errors of ``scores``, where there were several samples.
-        depth: "input", or the name of the layer in whose feature map the regions lie.
+        drawn: the number of samples of each region, or of random sets, (N, W).
+        errors: the standard errors of ``scores``, if there were several samples.
+        depth: "input", or the name of the layer whose feature map contains the regions.
     """
 
     tensor: int
@@ -113,7 +113,6 @@ class EvidencePart:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """The window's shape, or the mean extent of other regions."""
         return self.regions.size
 
     def values(self, target: TargetType = None) -> Tensor:
@@ -121,12 +120,12 @@ class EvidencePart:
         return self.differences(self.outputs.quantity(target))
 
     def differences(self, quantity: Quantity) -> Tensor:
-        """By how much a quantity is larger where each region is seen, (N, W)."""
+        """How much larger a quantity is with each region visible, (N, W)."""
         before, after = quantity(self.reference.unsqueeze(1)), quantity(self.scores)
         return before - after if CONTEXTS[self.context].removes else after - before
 
     def standard_error(self, target: TargetType = None) -> Tensor:
-        """The standard error of each of the ``values``, (N, W), from the samples' spread."""
+        """The standard error of each of the ``values``, (N, W)."""
         if self.errors is None:
             raise ValueError(
                 "a standard error needs two samples or more of each window; use "
@@ -143,10 +142,10 @@ class EvidencePart:
 
     @property
     def density(self) -> Tensor | float:
-        """What the map has in each region for each unit of its value, (1 or N, W).
+        """The map's value in each region per unit of its evidence, (1 or N, W).
 
-        What a region adds to random sets is read from what its pixels add, so a region of twice the
-        area has twice as much by that alone; the map shows it per area, times the mean area.
+        What a region adds to random sets is proportional to its area, so the map shows it per area,
+        times the mean area.
         """
         if not CONTEXTS[self.context].in_sets:
             return 1.0
@@ -163,9 +162,8 @@ class EvidencePart:
     ) -> Tensor:
         """Values of the regions (N, W) averaged onto the pixels of the input, (N, *space).
 
-        Of an ``unfinished`` run, those of the regions that are done. The places of a feature map
-        are coarse: between them values are interpolated, and averaged inside the regions ``onto``,
-        where there are any.
+        For an ``unfinished`` run, those of the finished regions. Values of a feature map are
+        interpolated between its places, and averaged inside the regions ``onto``, if any.
         """
         scaled = values * self.density
         if unfinished:
@@ -187,8 +185,8 @@ class EvidencePart:
 def mean_map(
     maps: Sequence[Tensor], unfinished: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """The mean of maps (N, *space), with ``weights`` (maps, N); of ``unfinished`` maps, the mean of
-    those that are known at a pixel."""
+    """The mean of maps (N, *space) with ``weights`` (maps, N); of ``unfinished`` maps, the mean of
+    the known values at each pixel."""
     if len(maps) == 1:
         return maps[0]
     stacked = torch.stack(list(maps))
@@ -201,12 +199,11 @@ def mean_map(
 
 
 def question_weights(maps: Sequence[Tensor], questions: Sequence[Sequence[EvidencePart]]) -> Tensor:
-    """How much the map (N, *space) of each question counts, (maps, N); those of an example add up
-    to 1.
+    """The weight of the map (N, *space) of each question, (maps, N); those of an example sum to 1.
 
-    A weight is that of the question's context over the map's standard deviation over the pixels: a
-    region says several times as many bits by itself as are lost without it, and would dominate
-    otherwise. A map that is flat but for rounding counts only where all maps are flat.
+    It is the weight of the question's context divided by the map's standard deviation over the
+    pixels, because evidence by itself is several times as large as evidence that is lost, and would
+    dominate. Maps that are flat up to rounding count only if all are flat.
     """
     flat = torch.stack([values.flatten(1) for values in maps])
     flat = flat.where(flat.isfinite(), torch.nan)
@@ -222,27 +219,26 @@ def question_weights(maps: Sequence[Tensor], questions: Sequence[Sequence[Eviden
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WindowEvidence:
-    """What every region says about every output, from one set of forward passes.
+    """The evidence of every region for every output, from one set of forward passes.
 
-    Made by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Windows of
-    several sizes, contexts and depths are its parts. Parts of one context and depth answer one
-    question, and the question's map is the mean of theirs: a pixel has the mean evidence of the
-    regions that hold it. The maps M_q of several questions become one by their weighted mean,
+    Returned by the ``evidence`` method of EfficientPDA, SampledPDA, LayerPDA and PDA. Its parts are
+    the regions of each size, context and depth. The parts of one context and depth form a question,
+    whose map is the mean of theirs: a pixel has the mean evidence of its regions. The maps M_q of
+    several questions are combined by their weighted mean,
 
         M = sum_q (w_q M_q / s_q) / sum_q (w_q / s_q),
 
-    with s_q the standard deviation of M_q over its pixels, so that no question drowns another, and
-    w_q = 2 for what regions add to random sets, and 1 for the other questions.
+    with s_q the standard deviation of M_q over its pixels, so that no question dominates, and w_q =
+    2 for random sets and 1 for the other questions.
 
     Args:
         inputs: the explained tensors.
-        scores: log-odds in nats (or raw outputs) with everything seen, (N, columns).
+        scores: log-odds in nats (or raw outputs) of the unperturbed inputs, (N, columns).
         parts: the regions of each size, context and depth.
-        outputs: what is measured of scores.
-        is_tuple: whether the inputs came as a tuple, and so do the maps.
-        prior: what was expected in the place of regions; None is the default prior.
-        ask: asks the model further questions about an example; None where there is no model any
-            more.
+        outputs: how scores are measured.
+        is_tuple: whether inputs and maps are tuples.
+        prior: the prior that replaced regions; None is the default prior.
+        ask: asks the model further questions; None without a model.
 
     Example::
 
@@ -265,7 +261,7 @@ class WindowEvidence:
     ask: Asker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # The evidence is kept and sent without the model.
+        # Evidence is pickled without the model.
         return {**self.__dict__, "ask": None}
 
     def __repr__(self) -> str:
@@ -284,11 +280,11 @@ class WindowEvidence:
         return notebook_html(self)
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.scores)
 
     def __getitem__(self, examples: int | slice) -> WindowEvidence:
-        """The evidence of one example, or of a slice of them; nothing is asked again."""
+        """The evidence of one example or of a slice of them, without further passes."""
         try:
             chosen = range(len(self))[examples]
         except IndexError:
@@ -298,7 +294,7 @@ class WindowEvidence:
         if not kept or kept.step < 0:
             raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
         rows = slice(kept.start, kept.stop, kept.step)
-        # Parts with the same regions keep them in common.
+        # Parts that share regions still share them afterwards.
         regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}
         parts = tuple(
             replace(
@@ -320,13 +316,13 @@ class WindowEvidence:
         )
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write the evidence to a file of tensors and JSON (safetensors), inputs included.
+        """Write the evidence to a file of tensors and JSON (safetensors), including the inputs.
 
-        The model is not saved, nor the prior, which is only named.
+        The model is not saved, and the prior only by its settings.
 
         Args:
-            path: where to write, such as "evidence.safetensors".
-            overwrite: whether to replace evidence that is there; other files never are.
+            path: the file, such as "evidence.safetensors".
+            overwrite: whether to replace saved evidence; other files are never replaced.
         """
         from captum_pda.evidence.storage import save_evidence
 
@@ -336,15 +332,14 @@ class WindowEvidence:
     def load(
         cls, path: str | os.PathLike[str], device: torch.device | str = "cpu", prior: Any = None
     ) -> WindowEvidence:
-        """Read evidence that ``save`` wrote. Nothing in the file is run.
-
-        Maps, lists, pictures and reports are as before. Without a model there is no ``self_test``.
+        """Read evidence that ``save`` wrote. No code in the file is run. There are the same maps,
+        lists, pictures and reports, but without a model no ``self_test``.
 
         Args:
             path: the file.
             device: where to put the tensors.
-            prior: the prior that it was made with, if it was not the default, so that a report can
-                show what was put in the place of regions.
+            prior: the prior of the evidence, if it was not the default, so that reports can show
+                the replaced regions.
         """
         from captum_pda.evidence.storage import load_evidence
 
@@ -354,7 +349,7 @@ class WindowEvidence:
         """The most probable output of an example.
 
         Raises:
-            ValueError: the outputs are not classes to choose from, such as those of segmentation.
+            ValueError: the outputs are not one list of classes.
         """
         if len(self.output_shape) > 1 or (self.output == "raw" and self.scores.shape[1] > 1):
             raise ValueError(
@@ -370,7 +365,7 @@ class WindowEvidence:
 
         Args:
             target: the output to explain. Default: the most probable one, which the title names.
-            name: what the output is called.
+            name: the name of the output.
             options: as for ``captum_pda.visualization.visualize_explanation``, such as ``mean`` and
                 ``std`` to undo a normalisation, ``example``, ``rather_than`` and ``test``.
         """
@@ -385,12 +380,12 @@ class WindowEvidence:
         example: int | None = None,
         **options: Any,
     ) -> str | Path:
-        """The report as one HTML page that needs nothing but itself.
+        """The report as a single HTML page without external files.
 
         Args:
-            path: where to write it, which is returned; None returns the page as a string.
-            target: the output shown at first. Default: the most probable one.
-            example: which one, where the evidence is of several.
+            path: the file to write, which is returned; None returns the page as a string.
+            target: the output that is shown first. Default: the most probable one.
+            example: the number of an example in a batch.
             options: as for ``captum_pda.report.write_report``, such as ``labels``.
         """
         from captum_pda.report import write_report
@@ -400,28 +395,27 @@ class WindowEvidence:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of one example's output."""
         return self.outputs.output_shape
 
     @property
     def output(self) -> str:
-        """What the model's outputs are: "logits", "multilabel", "probabilities" or "raw"."""
+        """The kind of the model's outputs: "logits", "multilabel", "probabilities" or "raw"."""
         return self.outputs.output
 
     @property
     def measure(self) -> Measure:
-        """What differences are measured in."""
+        """The measure of differences."""
         return self.outputs.measure
 
     @property
     def probabilities(self) -> Tensor:
-        """P(c|x) of every output with everything seen, (N, *output_shape)."""
+        """P(c|x) of every output for the unperturbed inputs, (N, *output_shape)."""
         if not self.measure.needs_probabilities:
             raise ValueError(f"{self.output} outputs have no probabilities; use output='logits'")
         return torch.sigmoid(self.scores).reshape(-1, *self.output_shape)
 
     def at(self, size: int | Sequence[int]) -> WindowEvidence:
-        """The evidence of windows of one size alone."""
+        """The evidence of regions of one size."""
 
         def is_wanted(part: EvidencePart) -> bool:
             return part.size == ((size,) * len(part.size) if isinstance(size, int) else tuple(size))
@@ -429,11 +423,11 @@ class WindowEvidence:
         return self._only(is_wanted, f"windows of size {size}", "size")
 
     def in_context(self, context: str) -> WindowEvidence:
-        """The evidence in the "full", the "empty" or the "random" context alone."""
+        """The evidence in the "full", the "empty" or the "random" context."""
         return self._only(lambda part: part.context == context, f"context {context!r}", "context")
 
     def at_depth(self, depth: str) -> WindowEvidence:
-        """The evidence of regions of the "input", or of a layer's feature map, alone."""
+        """The evidence of regions of the "input", or of a layer's feature map."""
         return self._only(lambda part: part.depth == depth, f"depth {depth!r}", "depth")
 
     def window_values(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
@@ -441,13 +435,13 @@ class WindowEvidence:
         return self._each(lambda part: part.values(target))
 
     def attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The map for ``target``, of the inputs' shape: what ``attribute`` returns."""
+        """The map for ``target``, of the inputs' shape: the result of ``attribute``."""
         return self._maps(self.outputs.quantity(target))
 
     def contrast(self, first: TargetType, second: TargetType) -> Tensor | tuple[Tensor, ...]:
-        """The map of what speaks for ``first`` rather than ``second``.
+        """The map for ``first`` rather than ``second``.
 
-        In bits, log2 P(first)/P(second) with the region seen less the same without it; for raw
+        In bits, log2 P(first)/P(second) with each region visible minus that without it; for raw
         outputs and probability differences, the difference of the two maps.
         """
         return self._maps(self.outputs.rather(first, second))
@@ -455,8 +449,8 @@ class WindowEvidence:
     def map(
         self, target: TargetType, rather_than: TargetType = None, example: int | None = None
     ) -> Tensor:
-        """The map of one example of one input tensor, for ``target`` (rather than another output),
-        (*space)."""
+        """The map of an example for ``target`` (rather than another output), (*space), for a single
+        input tensor."""
         example = self.checked_example(example)
         quantity = self.outputs.quantity(target)
         if rather_than is not None:
@@ -465,9 +459,8 @@ class WindowEvidence:
         return (found[0] if isinstance(found, tuple) else found)[example, 0]
 
     def total(self, target: TargetType = None) -> Tensor:
-        """All evidence for ``target``, (N,): log2 odds with everything seen less log2 odds with
-        nothing seen, or the same in another measure. The model was asked with nothing seen where
-        there is an empty context, as PDA has."""
+        """All evidence for ``target``, (N,): the measured quantity, such as log2 odds, with
+        everything visible minus that with everything hidden. Needs an empty context, as PDA has."""
         quantity = self.outputs.quantity(target)
         for part in self.parts:
             if CONTEXTS[part.context].starts_from_nothing:
@@ -480,24 +473,23 @@ class WindowEvidence:
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
         """Test the map for ``target`` on its own input, with about 40 further passes.
 
-        The strongest k% of the pixels are hidden, and then only they are shown, for 19 values of k,
-        with the prior's conditional mean in the place of what is hidden. A map that explains the
-        answer loses it in the first case and keeps it in the second.
+        For 19 values of k the strongest k% of the pixels are hidden, and then only they are shown;
+        hidden pixels have the prior's conditional mean. With a good map the answer is lost in the
+        first case and kept in the second.
         """
         return self_test(self, target, example)
 
     def coalitions(
         self, target: TargetType = None, regions: WhichRegions = 15, example: int | None = None
     ) -> Coalitions:
-        """Some regions, to ask what the model says with any set of them hidden.
+        """Choose regions, to run the model with any set of them hidden.
 
         Args:
-            target: the output whose map says which regions are the strongest. Default: the most
-                probable one.
-            regions: how many of the strongest, of about a 25th of the input each; or the numbers of
-                some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)`` has
-                regions of another size.
-            example: which one, where the evidence is of several.
+            target: the output whose map ranks the regions. Default: the most probable one.
+            regions: the number of the strongest regions, of about a 25th of the input each; or the
+                numbers of some; or the pixels of each as booleans, (R, *space). ``evidence.at(60)``
+                has regions of another size.
+            example: the number of an example in a batch.
         """
         return coalitions_of(self, self._or_top(target, example), regions, example)
 
@@ -508,15 +500,16 @@ class WindowEvidence:
         example: int | None = None,
         show_progress: bool = False,
     ) -> Interactions:
-        """What pairs of regions say together: I(a, b) = R(a and b) - R(a) - R(b), in bits.
+        """The interactions of pairs of regions, I(a, b) = R(a and b) - R(a) - R(b), in bits.
 
-        R is what is lost without regions. Positive: each covers for the other. Negative: they
-        speak only together. n regions take n (n + 1) / 2 passes, 120 for 15; times the samples of
-        SampledPDA, which give standard errors. Every output is answered by the same passes.
+        R is the evidence that is lost without regions. A positive interaction means that each
+        covers for the other, a negative one that they speak only together. n regions take n (n + 1)
+        / 2 passes, 120 for 15, for all outputs; times the samples of SampledPDA, which give
+        standard errors.
 
         Args:
             target, regions, example: as in ``coalitions``.
-            show_progress: whether a bar says how many passes there are, and how long they take.
+            show_progress: whether to show a bar with the number of passes and their time.
         """
         own = self._or_top(target, example)
         return coalitions_of(self, own, regions, example).interactions(own, show_progress)
@@ -531,23 +524,23 @@ class WindowEvidence:
         max_passes: int = 100,
         show_progress: bool = False,
     ) -> list[DecidingPart]:
-        """Few regions that keep the answer by themselves, and further ones that do so too.
+        """Find a few regions that are sufficient for the answer, and further such parts.
 
-        Only these regions are seen, in the input with nothing else seen. The regions are taken in
-        the order of the map until the answer is kept, and those that are not needed are left out.
-        A part is minimal: without any single region of it the answer is not kept. That there is
-        no smaller part is not proven. Further parts have no region of an earlier one. An answer
-        that is kept with nothing seen has one part, of no regions.
+        Only these regions are visible. Regions are added in the order of the map until the answer
+        is kept, and then those that are not needed are left out. A part is minimal: without any
+        single one of its regions the answer is not kept (a smaller part may exist). Parts do not
+        overlap. If the answer is kept with everything hidden, the only part has no regions.
 
         Args:
-            target: the class; without one, the class that is first.
-            n: how many parts at most; fewer are returned where there are no more.
-            at_least: the probability (or raw output) to keep; without one the class is to be first.
-            regions: as in ``coalitions``; without them all regions of about a 60th of the input.
-            example: which one, where the evidence is of several.
-            max_passes: how many sets of regions are asked at most for each part, each by one pass
-                (in ``necessary`` by one for each sample). A part that is not minimal by then says
-                so.
+            target: the class. Default: the most probable one.
+            n: the maximum number of parts.
+            at_least: the probability (or raw output) to keep. Default: the class stays first, or a
+                label that excludes no other stays above (or below) 50%.
+            regions: as in ``coalitions``. Default: all regions of about a 60th of the input.
+            example: the number of an example in a batch.
+            max_passes: the maximum number of sets of regions that are tried for each part, each in
+                one pass (in ``necessary``, one for each sample). A part that is not minimal by then
+                says so.
             show_progress: whether to show a progress bar.
         """
         search = (regions, example, max_passes, show_progress)
@@ -564,15 +557,17 @@ class WindowEvidence:
         max_passes: int = 100,
         show_progress: bool = False,
     ) -> DecidingPart | None:
-        """Few regions whose removal changes the answer, and to which class.
+        """Find a few regions without which the answer changes, and the class that it changes to.
 
-        They are replaced by what the prior expects given all that is seen. The part is found and
-        minimal as in ``sufficient``; None if no set of regions that was asked changed the answer.
+        They are replaced by the prior's prediction from the rest of the input. The part is found as
+        in ``sufficient``, and is minimal in the same sense; None if no set that was tried changed
+        the answer.
 
         Args:
-            target: the class; without one, the class that is first.
-            expected: the class that is to become first; without one any other will do.
-            below: the probability (or raw output) of the target to come under, instead.
+            target: the class. Default: the most probable one.
+            expected: the class that is to become first, or the label that is to pass 50%. Default:
+                any change.
+            below: instead, a bound for the probability (or raw output) of the target.
             regions, example, max_passes, show_progress: as in ``sufficient``.
         """
         search = (regions, example, max_passes, show_progress)
@@ -587,12 +582,12 @@ class WindowEvidence:
         example: int | None = None,
         show_progress: bool = False,
     ) -> RegionGame:
-        """The regions as players of a cooperative game, for shapiq and the like.
+        """The regions as players of a cooperative game, for shapiq and similar libraries.
 
         Args:
             target, regions, example: as in ``coalitions``.
-            context: "full" (absent players are filled given all else) or "empty" (only the present
-                players are seen).
+            context: "full" (absent players are filled from the rest of the input) or "empty" (only
+                present players are visible).
             show_progress: whether each call shows a progress bar.
         """
         own = self._or_top(target, example)
@@ -600,12 +595,12 @@ class WindowEvidence:
         return RegionGame(game, own, context, show_progress)
 
     def _or_top(self, target: TargetType, example: int | None) -> TargetType:
-        """The target, or the most probable output where there are several and none is given."""
+        """The target, or the most probable of several outputs."""
         is_given = target is not None or self.outputs.summed or self.scores.shape[1] == 1
         return target if is_given else self.top(example)
 
     def asker(self) -> Asker:
-        """What asks the model further questions."""
+        """The object that asks the model further questions."""
         if self.ask is None:
             raise ValueError(
                 "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
@@ -614,7 +609,7 @@ class WindowEvidence:
         return self.ask
 
     def checked_example(self, example: int | None) -> int:
-        """The number of one example of one input tensor; with a single example, None is it."""
+        """The number of an example, for a single input tensor; None for a single example."""
         n = len(self.scores)
         if len(self.inputs) != 1:
             raise ValueError(
@@ -628,8 +623,8 @@ class WindowEvidence:
         return example or 0
 
     def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The map of a run that was stopped: each pixel has the mean of the finished regions that
-        cover it, and NaN where there is none."""
+        """The map of an interrupted run: each pixel has the mean of its finished regions, or
+        NaN."""
         return self._maps(self.outputs.quantity(target), unfinished=True)
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
@@ -642,11 +637,12 @@ class WindowEvidence:
 
     @property
     def n_drawn(self) -> Tensor | tuple[Tensor, ...]:
-        """How many contents of each region the model has seen, or how many random sets, (N, W)."""
+        """The number of samples of each region, or of random sets, (N, W)."""
         return self._each(lambda part: part.drawn)
 
     def standard_error(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The standard error of each of the ``window_values``, (N, W), from the samples' spread.
+        """The standard error of each of the ``window_values``, (N, W), from the spread of the
+        samples.
 
         By the delta method: with p the mean and s the standard deviation of the S samples'
         probabilities, s / sqrt(S) / (p (1 - p) ln 2) bits of log-odds; s / sqrt(S) for probability
@@ -657,9 +653,9 @@ class WindowEvidence:
     def standard_error_map(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
         """The standard error of each value of ``attribution``, of the inputs' shape.
 
-        A pixel is the mean of the n regions that cover it. They are sampled independently, so its
-        error is the root of the sum of their squared errors, divided by n; over several parts, the
-        root of the sum of the squared errors times squared weights.
+        A pixel is the mean of its n regions, which are sampled independently, so its error is the
+        root of the sum of their squared errors, divided by n; over several parts, the root of the
+        sum of the squared errors times squared weights.
         """
         maps = []
         for number, tensor in enumerate(self.inputs):
@@ -675,7 +671,7 @@ class WindowEvidence:
         return format_output(self.is_tuple, tuple(maps))
 
     def _maps(self, quantity: Quantity, unfinished: bool = False) -> Tensor | tuple[Tensor, ...]:
-        """One map per input tensor, of what a quantity gains by each region."""
+        """A map per input tensor of the increase of a quantity by each region."""
         maps = []
         for number, tensor in enumerate(self.inputs):
             questions, means = self._questions(number, quantity, unfinished)
@@ -686,8 +682,8 @@ class WindowEvidence:
     def _questions(
         self, tensor: int, quantity: Quantity, unfinished: bool = False
     ) -> tuple[list[list[EvidencePart]], list[Tensor]]:
-        """The parts of a tensor by depth and context, and the mean map of each such question; those
-        of feature maps with the outlines of the finest superpixels, or of a mask."""
+        """The parts of each question about a tensor, and the question's mean map; maps of a layer
+        have the outlines of the finest superpixels, or of a mask."""
         space = tuple(self.inputs[tensor].shape[2:])
         parts = [part for part in self.parts if part.tensor == tensor]
         groups = questions_of(parts)
@@ -701,7 +697,7 @@ class WindowEvidence:
         return groups, [mean_map(own, unfinished) for own in maps]
 
     def _each(self, values: Callable[[EvidencePart], Tensor]) -> Tensor | tuple[Tensor, ...]:
-        """Values of the regions (N, W), those of one tensor next to each other."""
+        """Values of the regions (N, W), joined for each tensor."""
         rows = [
             torch.cat([values(part) for part in self.parts if part.tensor == number], dim=1)
             for number in range(len(self.inputs))
@@ -719,7 +715,7 @@ class WindowEvidence:
 
 
 def questions_of(parts: Sequence[EvidencePart]) -> list[list[EvidencePart]]:
-    """The parts of each question: of one depth and context, in their order."""
+    """The parts of each question, that is of one depth and context, in their order."""
     questions: dict[tuple[str, str], list[EvidencePart]] = {}
     for part in parts:
         questions.setdefault((part.depth, part.context), []).append(part)
@@ -727,6 +723,6 @@ def questions_of(parts: Sequence[EvidencePart]) -> list[list[EvidencePart]]:
 
 
 def to_attribution(values: Tensor, like: Tensor) -> Tensor:
-    """A map (N, *space) for an input, every channel of a pixel alike."""
+    """A map (N, *space) as an attribution, with the same values in every channel."""
     averaged = values.to(attribution_dtype(like))
     return averaged.unsqueeze(1).expand(like.shape).contiguous()

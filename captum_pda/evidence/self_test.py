@@ -19,32 +19,32 @@ from captum_pda.regions.protocol import PlacedWindows
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import WindowEvidence
 
-#: The shares of the pixels that are hidden, or shown alone.
+#: The shares of the pixels that are hidden or shown.
 SHARES = (
     0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3,
     0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95,
 )  # fmt: skip
-#: In larger images, means given all other pixels would take minutes (39 of them, 1 s each here).
+#: In larger images, conditional means would take minutes (39 of them, 1 s each at this size).
 MAX_CONDITIONED_PIXELS = 2**19
-#: A map fails that separates the two curves by less than this share of the prediction, or lowers
-#: the prediction by less with its strongest pixels hidden.
+#: A map fails if the two curves differ by less than this share of the prediction, or if hiding the
+#: strongest pixels lowers the prediction by less.
 LEAST_GAIN = 0.1
-#: With a smaller probability there is hardly an answer that a map could explain: its changes by a
-#: tenth are as small as those of any map.
+#: With a smaller probability there is hardly an answer to explain: a tenth of it is a change that
+#: any map causes.
 LEAST_PROBABILITY = 0.01
-#: The summary takes the smallest share of pixels that reaches this share of the largest effect.
+#: The summary uses the smallest share of pixels with this share of the largest effect.
 NEARLY = 0.7
 
 
 @dataclass(frozen=True, eq=False)
 class SelfTest:
-    """What the model predicts with the strongest pixels hidden, and with only them shown.
+    """The predictions with the strongest pixels hidden, and with only them shown.
 
     Args:
         shares: the share of pixels that are hidden or shown, from 0 to 1, (K,).
         hidden: P(c) with the strongest pixels hidden, or the raw output, (K,).
         shown: the same with only these pixels shown, (K,).
-        measure: what evidence is measured in.
+        measure: the measure of evidence.
 
     Example::
 
@@ -67,21 +67,20 @@ class SelfTest:
 
     @property
     def prediction(self) -> float:
-        """P(c) with everything seen, or the raw output."""
+        """P(c) for the unperturbed input, or the raw output."""
         return float(self.hidden[0])
 
     @property
     def passed(self) -> bool:
-        """Whether the strongest pixels explain the prediction better than the others do, and
-        hiding them lowers it. A class of less than 1% has no answer to explain, and never passes.
-        """
+        """Whether the strongest pixels explain the prediction better than the others, and hiding
+        them lowers it. A class of less than 1% never passes."""
         lowered = self.prediction - self.at(self.share)[0]
         return self._has_answer and min(self.gain, lowered) > self._least()
 
     @property
     def share(self) -> float:
-        """The smallest share of pixels with nearly the largest effect; if any such share lowers the
-        prediction when it is hidden, the smallest of those."""
+        """The smallest share of pixels with nearly the largest effect, if possible one that lowers
+        the prediction when it is hidden."""
         effect = (self.shown - self.hidden)[1:-1]
         has_effect = (effect > 0) & (effect >= NEARLY * effect.max())
         lowers = has_effect & (self.prediction - self.hidden[1:-1] > self._least())
@@ -93,7 +92,7 @@ class SelfTest:
         return not self.measure.needs_probabilities or self.prediction >= LEAST_PROBABILITY
 
     def _least(self) -> float:
-        """The least change of the prediction that counts."""
+        """The smallest relevant change of the prediction."""
         spread = float(np.ptp(torch.cat([self.hidden, self.shown]).cpu().numpy()))
         return LEAST_GAIN * (self.prediction if self.measure.needs_probabilities else spread)
 
@@ -119,7 +118,7 @@ class SelfTest:
 def self_test(
     evidence: WindowEvidence, target: TargetType = None, example: int | None = None
 ) -> SelfTest:
-    """Hide the strongest pixels of a map, and show only them; see ``WindowEvidence.self_test``."""
+    """Test a map; see ``WindowEvidence.self_test``."""
     ask = evidence.asker()
     number = evidence.checked_example(example)
     image = evidence.inputs[0][number]
@@ -134,7 +133,7 @@ def self_test(
     hidden[-1] = True
     copies = hidden_copies(image, hidden.reshape(-1, *values.shape), evidence.prior)
     scores = ask(number, copies)
-    # Scores of all examples, so that a target of each of them can be read.
+    # Scores of all examples, because a target may be one for each of them.
     rows = evidence.scores.unsqueeze(1).expand(-1, len(scores) + 1, -1).clone()
     rows[number, 1:] = scores
     seen, without, alone, nothing = torch.split(
@@ -146,9 +145,9 @@ def self_test(
 
 
 def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
-    """Copies of an image (C, *space) with pixels hidden (K, *space), at what the prior expects
-    there; where nothing is seen, in large images, and for a prior that cannot fill such regions
-    (of small patches, or of samples only), at what it has where nothing is seen."""
+    """Copies of an image (C, *space) with pixels hidden (K, *space) and replaced by the conditional
+    mean; or by ``nothing_seen`` in large images, if everything is hidden, and for priors that
+    cannot fill such regions (of small patches, or of samples only)."""
     space = tuple(image.shape[1:])
     some = ~masks.flatten(1).all(dim=1)
     if math.prod(space) > MAX_CONDITIONED_PIXELS:
@@ -157,7 +156,7 @@ def hidden_copies(image: Tensor, masks: Tensor, prior: Any) -> Tensor:
     regions = PlacedWindows(space, space, corners, masks[some])
     copies = EmptyContext(prior).nothing_seen(image).expand(len(masks), *image.shape).clone()
     if len(regions):
-        # A map is not lost for a prior whose patches are smaller than half of the input.
+        # A prior whose patches are smaller than half of the input should not prevent the test.
         with suppress(TypeError, ValueError):
             fills = prior_for(prior, "conditional_mean").conditional_mean(image, regions)
             copies[some.to(image.device)] = fills.to(image.dtype)

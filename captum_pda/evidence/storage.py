@@ -1,4 +1,4 @@
-"""Evidence in a file: tensors and JSON, nothing that runs, and each entry checked when read."""
+"""Evidence in a file of tensors and JSON, whose entries are all checked when it is read."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from captum_pda.regions.windows import WindowGrid
 
 FORMAT = "captum_pda evidence"
 MOST_BYTES = 2**35
-#: Hundreds of parts, or the settings of a prior of one's own, fit into this.
+#: Large enough for hundreds of parts, or the settings of a user's prior.
 MOST_HEADER_BYTES = 2**22
-#: The most pixels that windows lie in, and the longest side, whose places are all kept.
+#: The most pixels of the space of windows, and the longest side, whose places are all stored.
 MOST_PIXELS, LONGEST_SIDE = 2**28, 2**24
 
 
 class PriorOfFile:
-    """The prior of evidence that was loaded without it: it is named, and cannot be asked."""
+    """The prior of evidence that was loaded without it, with its settings but no methods."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
 
     def settings(self) -> dict[str, Any]:
-        """What described the prior when the evidence was saved."""
+        """The settings of the prior when the evidence was saved."""
         return dict(self._settings)
 
     def __repr__(self) -> str:
@@ -96,13 +96,13 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
             f"the measure {measure!r} has fields that JSON cannot hold, so this evidence "
             "cannot be saved; give it fields that are plain numbers, texts and lists"
         ) from None
-    # Copies, since tensors of one evidence may share memory, which safetensors does not store.
+    # Copies, because safetensors does not store tensors that share memory.
     copies = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
     save_tensors(path, copies, settings, overwrite, FORMAT)
 
 
 def _described(regions: Regions, number: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What describes regions; the numbers of a mask go to the tensors."""
+    """A description of regions; the numbers of a mask are stored as tensors."""
     if isinstance(regions, WindowGrid) and regions.selected is None:
         sides = {key: list(getattr(regions, key)) for key in ("space", "window", "strides")}
         return {"kind": "windows", **sides}
@@ -177,7 +177,7 @@ def load_evidence(
 
 
 def _entry(table: Any, key: str, kind: type) -> Any:
-    """An entry of a table of a file, of the kind that belongs there; numbers are not negative."""
+    """An entry of a table of a file, with the required type; numbers are not negative."""
     if not isinstance(table, dict):
         raise ValueError(f"what should have {key!r} is not a table")
     if key not in table:
@@ -199,8 +199,8 @@ def _counts(table: Any, key: str) -> tuple[int, ...]:
 def _take(
     tensors: dict[str, Tensor], name: str, shape: tuple[Any, ...], dtype: torch.dtype | None = None
 ) -> Tensor:
-    """A tensor of a file with this shape, where None is any size and an ellipsis one to three;
-    of real numbers, unless there is a ``dtype``."""
+    """A tensor of a file with this shape, in which None is any size and an ellipsis one to three
+    sizes; of real numbers, unless there is a ``dtype``."""
     if name not in tensors:
         raise ValueError(f"it lacks the tensors [{name!r}], which belong to it")
     found = tensors.pop(name)
@@ -251,6 +251,6 @@ def _regions(
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from a file."""
+    """Settings as they are read back from a file."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
     return plain

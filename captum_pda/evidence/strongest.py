@@ -1,4 +1,4 @@
-"""The regions that say most for a class, and most against it, as the map has them."""
+"""The regions with the strongest evidence for and against a class, according to the map."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: The share of the input that a listed region has at best: large enough to be a part of an object.
+#: The preferred size of listed regions, as a share of the input: about a part of an object.
 REGION_SHARE = 1 / 25
-#: Regions whose value is a smaller share of the largest one are not listed: the map is pale there,
-#: and such regions of twelve photos were all marked as uncertain.
+#: Regions with a smaller share of the largest value are not listed: the map is pale there, and all
+#: such regions of twelve photos were marked as uncertain.
 LEAST_SHARE = 0.1
-#: A region that says no more than this, in bits, says next to nothing.
+#: The largest evidence that is negligible, in bits.
 LEAST_BITS = 0.01
-#: Regions whose values differ by a smaller share of the larger one are about as strong. Of ten
-#: photos, this marks 6 of the 7 neighbours in a list that turn (benchmarks/stability.py).
+#: Regions whose values differ by a smaller share are about equally strong. For ten photos, this
+#: marks 6 of the 7 neighbours in a list that change places (benchmarks/stability.py).
 CLOSE_SHARE = 0.15
-#: A region is listed if an answer of its own has the sign of the map inside it and at least this
-#: share of its size: otherwise regions of other sizes make the map, and one of them is listed.
+#: A region is listed if one of its own answers has the sign of the map inside it and at least this
+#: share of its size; otherwise a region of another size is listed, which makes the map there.
 OWN_SHARE = 0.25
 #: A region that shares at most this part of its pixels with those listed before is listed without
-#: them; with a larger part, it is not listed.
+#: them, and otherwise not listed.
 SHARED_PART = 0.1
-#: A map whose standard deviation is a smaller share of its largest value is flat.
+#: A map with a standard deviation below this share of its largest value is flat.
 FLAT = 1e-6
-#: How many values of regions are read from the map at once.
+#: The values of regions that are read from the map at once.
 VALUES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class StrongRegion:
-    """A region that is listed because of the map, and the answers to each question about it.
+    """A listed region and its answer to each question.
 
     Args:
-        pixels: which pixels belong to it, (*space), less the few that a region listed before has.
-        value: the mean of the map inside them; its sign and order in the list are the map's.
-        seen: P(c) with everything seen, or the raw output.
-        evidence: what it says in each context that was asked, in the measure's unit.
+        pixels: its pixels, (*space), without those of regions listed before.
+        value: the mean of the map inside them, which sets its sign and order in the list.
+        seen: P(c) for the unperturbed input, or the raw output.
+        evidence: its evidence in each context, in the measure's unit.
         changed: P(c) with the region changed, in each of these contexts, or the raw output.
-        uncertain: whether the questions and sizes disagree about it by as much as its value.
-        measure: what evidence is measured in.
-        tied: whether the next region of the list is about as strong, so that the two might change
-            places with other superpixels, or in a JPEG of the same photo.
+        uncertain: whether questions and sizes disagree about it by as much as its value.
+        measure: the measure of evidence.
+        tied: whether the next region of the list is about equally strong, so that the two might
+            change places with other superpixels, or in a JPEG of the same photo.
         second: ``seen`` and ``changed`` of the output that it is contrasted with, if any.
-        number, regions: its number among the regions of its size, and all of these.
+        number, regions: its number among all regions of its size.
 
     Example::
 
@@ -88,27 +88,25 @@ class StrongRegion:
 
     @property
     def corner(self) -> tuple[int, ...]:
-        """The first pixel of its box."""
         return tuple(int(places.min()) for places in np.nonzero(self.pixels))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extent of its box."""
         return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
 
     @property
     def lost(self) -> float | None:
-        """What is lost without it: its evidence in the full context, if that was asked."""
+        """Its evidence in the full context, what is lost without it; None if not asked."""
         return self.evidence.get("full")
 
     @property
     def alone(self) -> float | None:
-        """What it says by itself: its evidence in the empty context, if that was asked."""
+        """Its evidence in the empty context, by itself; None if not asked."""
         return self.evidence.get("empty")
 
     @property
     def main_answer(self) -> str:
-        """The first answer that has the sign of the map, where there is room for one only."""
+        """The first answer that has the sign of the map, for places with room for one."""
         agree = [value * self.value > 0 for value in self.evidence.values()]
         return self.answers()[agree.index(True)]
 
@@ -119,7 +117,7 @@ class StrongRegion:
         return f"StrongRegion(corner={self.corner}, shape={self.shape}, {self})"
 
     def answers(self) -> list[str]:
-        """Each question about the region with its answer, as every list shows them."""
+        """Each question about the region with its answer in words."""
         outputs = [(self.seen, self.changed), *([self.second] if self.second else [])]
         found = [
             words.answer(
@@ -144,20 +142,19 @@ def strongest_regions(
 ) -> tuple[list[StrongRegion], list[StrongRegion]]:
     """The regions with the strongest evidence for ``target``, and those against it.
 
-    The map decides: a region counts by the mean of the map inside it. Listed regions do not
-    overlap: one that shares up to a tenth of its pixels with those before is listed without these,
-    though its answers are about all of it. There may be fewer than ``n``: regions in which the map
-    has less than a tenth of the strongest, or none of whose answers has the sign of the map and
-    more than 0.01 bits, are not listed. Of several sizes, those are listed that have about a 25th
-    of the input; where such a region says next to nothing itself, the region of another size that
-    makes the map there.
+    Regions are ranked by the mean of the map inside them. Listed regions do not overlap: a region
+    that shares up to a tenth of its pixels with those before is listed without these, though its
+    answers are about all of it. There may be fewer than ``n``: regions are not listed if their mean
+    is below a tenth of the strongest, or if none of their answers has the sign of the map and more
+    than 0.01 bits. Listed regions have about a 25th of the input; if such a region has next to no
+    evidence itself, the region of another size that makes the map there is listed.
 
     Args:
-        evidence: with one input tensor.
-        target: the output to ask about.
-        n: how many regions of each kind.
-        rather_than: another output, to list what speaks for ``target`` rather than for that.
-        example: which one, where the evidence is of several.
+        evidence: of one input tensor.
+        target: the output.
+        n: the number of regions of each kind.
+        rather_than: another output, to list the evidence for ``target`` rather than it.
+        example: the number of an example in a batch.
 
     Example::
 
@@ -173,19 +170,19 @@ def strongest_regions(
         quantity = evidence.outputs.rather(target, rather_than)
     parts = [part for part in evidence.parts if part.depth == "input"] or list(evidence.parts)
     parts = [part for part in parts if part.regions.space == values.shape] or parts
-    # What the regions of each part say, and its map in standard deviations.
+    # The evidence of the regions of each part, and its map in standard deviations.
     answers, maps, deviations = [], [], []
     for part in parts:
         each = part.differences(quantity)
         own = plain_values(part.map(each, values.shape)[example])
-        # A map of one region is flat, and its standard deviation is rounding.
+        # The map of a single region is flat, and its standard deviation is rounding.
         deviations.append(float(own.std()) if own.std() > FLAT * np.abs(own).max() else 1.0)
         answers.append(plain_values(each[example]))
         maps.append(own / deviations[-1])
     mean_map = np.mean(maps, axis=0)
     least = LEAST_BITS if evidence.measure.unit == "bits" else 0.0
     sizes = []
-    # Regions that are only read from random sets were not asked by themselves.
+    # Regions that are only fitted to random sets have no answers of their own.
     asked_alone = [part for part in parts if not CONTEXTS[part.context].in_sets] or parts
     for regions in dict.fromkeys(part.regions for part in asked_alone):
         asked = [place for place, part in enumerate(parts) if part.regions == regions]
@@ -235,7 +232,7 @@ def strongest_regions(
 
 class Size(NamedTuple):
     """Regions of one size: their numbers, the mean of the map inside each, and its strongest answer
-    with the sign of the map, 0 where that is not enough to list it."""
+    with the sign of the map (0 if that is not enough to list it)."""
 
     regions: Regions
     numbers: npt.NDArray[np.int64]
@@ -244,8 +241,8 @@ class Size(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A region of a list: its size, its row there, the pixels that no region before it has, and the
-    mean of the map inside these."""
+    """A region of a list: its size, its row there, its pixels without those of regions before it,
+    and the mean of the map inside these."""
 
     size: Size
     row: int
@@ -256,7 +253,7 @@ class Chosen(NamedTuple):
 def strongest_in(
     values: Floats, sizes: Sequence[Size], example: int, n: int
 ) -> tuple[list[Chosen], list[Chosen]]:
-    """The regions with the highest and the lowest means of a map (*space), which do not overlap."""
+    """The regions with the highest and the lowest means of a map (*space), without overlaps."""
     preferred = listed_regions([size.regions for size in sizes], example)
     first = next(place for place, size in enumerate(sizes) if size.regions == preferred)
     strength = np.abs(sizes[first].means)
@@ -283,7 +280,8 @@ def strongest_in(
                 heapq.heappush(queue, (-abs(value), place, row))
                 continue
         if not size.said[row]:
-            # Of all regions with the same sign, what they say times the share of them that is here.
+            # Among all regions with the same sign, the largest evidence times the share inside this
+            # one.
             here = [
                 means_inside(other.regions, example, pixels.astype(float))[1]
                 * np.where((other.means < 0) == is_negative, other.said, 0)
@@ -304,12 +302,12 @@ def strongest_in(
 def listed_regions(
     kinds: Sequence[Regions], example: int = 0, wanted: float = REGION_SHARE
 ) -> Regions:
-    """Of several sizes of regions, the one whose regions are nearest to a share of the input."""
+    """The size of regions, among several, that is nearest to a share of the input."""
     return min(dict.fromkeys(kinds), key=lambda one: distance_to_share(one, example, wanted))
 
 
 def distance_to_share(regions: Regions, example: int = 0, wanted: float = REGION_SHARE) -> float:
-    """How far the mean share that regions have of the input is from another, in logarithms."""
+    """The distance of the mean share of regions from another share, in logarithms."""
     groups = [windows for windows in regions.boxes(example) if len(windows)]
     total = sum(
         len(windows) * math.prod(windows.window)
@@ -343,8 +341,8 @@ def means_inside(
 
 
 def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
-    """The pixels of a region, (*space); those of a region of a feature map are the pixels of the
-    input that it covers."""
+    """The pixels of a region, (*space); of a feature map, the pixels of the input that it
+    covers."""
     pixels = np.zeros(regions.space, dtype=np.bool_)
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
         for place in np.flatnonzero(members == number):

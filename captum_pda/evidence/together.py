@@ -1,4 +1,4 @@
-"""What regions say together: interactions, and the parts of an input that decide its answer."""
+"""Several regions at once: interactions, the parts that decide an answer, and games."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ from captum_pda.running.run import ProgressBar
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import WindowEvidence
 
-#: How many of the strongest regions, the numbers of some, or the pixels of each, (R, *space).
+#: The number of the strongest regions, the numbers of some, or the pixels of each, (R, *space).
 WhichRegions: TypeAlias = int | Sequence[int] | Tensor | npt.NDArray[Any] | None
 
-#: The share of the input that one region of a part has at best.
+#: The preferred size of the regions of a part, as a share of the input.
 PART_SHARE = 1 / 60
+#: Interactions below this share of the evidence are rounding errors.
+LEAST_INTERACTION = 1e-5
 
 
 class Coalitions:
-    """Some regions of one example, and what the model says with any of them hidden.
+    """Some regions of one example, and the model's scores with any of them hidden.
 
-    Made by ``evidence.coalitions``. Equal questions are asked once.
+    Returned by ``evidence.coalitions``. Each set is run only once.
 
     Args:
-        evidence, example: what is known, with the model to ask, and the number of the example.
-        numbers: the numbers of the regions, or of the masks that were given.
+        evidence, example: the evidence, with the model to ask, and the number of the example.
+        numbers: the numbers of the regions, or of the given masks.
         pixels: the pixels of each region, (R, *space).
 
     Example::
@@ -71,9 +73,9 @@ class Coalitions:
         """The scores without some regions: log-odds in nats or raw outputs, (K, columns).
 
         Args:
-            hidden: which regions are hidden in each coalition, true or false, (K, R).
-            context: "full" fills them with what the prior expects given all that is seen; "empty"
-                pastes what is seen into the input with nothing seen.
+            hidden: the hidden regions of each coalition, as booleans, (K, R).
+            context: "full" fills them by the prior's prediction from all visible pixels; "empty"
+                pastes the visible pixels into the input with everything hidden.
             progress: the title of a progress bar; None shows none.
         """
         with result_read_by(self.kind.average):
@@ -82,17 +84,17 @@ class Coalitions:
     def ask_samples(
         self, hidden: Any, context: str = "full", progress: ProgressBar | str | None = None
     ) -> Tensor:
-        """The same for each sample, (S, K, columns), where SampledPDA has drawn several."""
+        """The same for each sample of SampledPDA, (S, K, columns)."""
         box = torch.from_numpy(self.pixels.any(axis=0))
         return self.asker.hidden(self.example, self._union(hidden), context, box, progress)
 
     def only(self, seen: Any, progress: ProgressBar | str | None = None) -> Tensor:
-        """The scores with some regions (K, R) seen and nothing else, (K, columns)."""
+        """The scores with only some regions (K, R) visible, (K, columns)."""
         with result_read_by(itemgetter(0)):
             return self.asker.hidden(self.example, ~self._union(seen), "empty", None, progress)[0]
 
     def values(self, scores: Tensor, target: TargetType) -> Tensor:
-        """What is measured of ``target``, such as its log2 odds, of scores (..., columns)."""
+        """The measured quantity of ``target``, such as log2 odds, of scores (..., columns)."""
         return self._read(self.evidence.outputs.quantity(target), scores)
 
     def predictions(self, scores: Tensor, target: TargetType) -> Tensor:
@@ -115,7 +117,7 @@ class Coalitions:
 
     @property
     def seen(self) -> Tensor:
-        """The scores with everything seen, (columns,)."""
+        """The scores of the unperturbed input, (columns,)."""
         return self.evidence.scores[self.example]
 
     def _read(self, quantity: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class Coalitions:
         return quantity(rows)[self.example].reshape(scores.shape[:-1])
 
     def _union(self, chosen: Any) -> Tensor:
-        """The pixels of some regions each, (K, *space)."""
+        """The union of the regions of each row, (K, *space)."""
         rows = np.asarray(chosen.cpu() if isinstance(chosen, Tensor) else chosen)
         is_given = rows.ndim == 2 and rows.shape[1] == len(self) and rows.dtype.kind in "biuf"
         if not is_given or not np.isin(rows, (0, 1)).all():
@@ -144,8 +146,8 @@ def coalitions_of(
     rather_than: TargetType = None,
     share: float = REGION_SHARE,
 ) -> Coalitions:
-    """The regions to ask about; see ``WindowEvidence.coalitions``. With None all regions of one
-    size, the strongest for the target first."""
+    """The regions of ``WindowEvidence.coalitions``; with ``regions=None`` all regions of one size,
+    the strongest first."""
     number = evidence.checked_example(example)
     space = tuple(evidence.inputs[0].shape[2:])
     if isinstance(regions, Tensor | np.ndarray) and np.ndim(regions) > 1:
@@ -188,7 +190,7 @@ def coalitions_of(
         return Coalitions(evidence, number, named, pixels)
     chosen: dict[int, Pixels] = {}
     taken = np.zeros(space, dtype=np.bool_)
-    # Some regions do not overlap. All of them cover the input; of windows, as few as do so.
+    # A number of regions do not overlap. All regions cover the input; as few windows as do so.
     for least_new in (1.0,) if regions is not None else (0.5, 0.0):
         for candidate in candidates:
             if len(chosen) == n or taken.all():
@@ -205,9 +207,10 @@ def coalitions_of(
 # Interactions
 
 
-def meaning(interaction: float, evidence: float, unit: str) -> str:
-    """What an interaction of two parts with this evidence together means, in words."""
-    if signed(interaction, unit).strip("0.") == "":
+def meaning(interaction: float, terms: Sequence[float], unit: str) -> str:
+    """The meaning of an interaction of two parts in words; ``terms`` are their evidence."""
+    size, evidence = math.fsum(map(abs, terms)), math.fsum(terms)
+    if signed(interaction, unit).strip("0.") == "" or abs(interaction) < LEAST_INTERACTION * size:
         return "they add up"
     covers = (interaction > 0) == (evidence >= 0)
     words = "each covers for the other" if covers else "they speak only together"
@@ -216,14 +219,14 @@ def meaning(interaction: float, evidence: float, unit: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Interaction:
-    """What two regions say together.
+    """The interaction of two regions.
 
     Args:
-        first, second: the places of the two in the list of regions.
+        first, second: the positions of the two in the list of regions.
         value: I(a, b) = R(a and b) - R(a) - R(b), in the measure's unit.
-        lost: R(a and b), R(a) and R(b): what is lost without both, and without each.
+        lost: R(a and b), R(a) and R(b), the evidence that is lost without both, and without each.
         error: the standard error of the value; None without samples.
-        unit: what the values are measured in.
+        unit: the unit of the values.
     """
 
     first: int
@@ -235,8 +238,8 @@ class Interaction:
 
     @property
     def meaning(self) -> str:
-        """What the interaction means: "each covers for the other" or "they speak only together"."""
-        return meaning(self.value, sum(self.lost), self.unit)
+        """The meaning in words: "each covers for the other" or "they speak only together"."""
+        return meaning(self.value, self.lost, self.unit)
 
     def __str__(self) -> str:
         both, one, other = (signed(-value, self.unit) for value in self.lost)
@@ -250,17 +253,17 @@ class Interaction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interactions:
-    """What pairs of regions say together, about every output.
+    """The interactions of pairs of regions for every output, I(a, b) = R(a and b) - R(a) - R(b).
 
-    With R what is lost without regions, I(a, b) = R(a and b) - R(a) - R(b). Where regions speak
-    for a class, a positive value says that each covers for the other: losing both costs more than
-    the sum. A negative one says that they speak only together: what both say is lost with either.
+    R is the evidence that is lost without regions. For regions with evidence for a class, a
+    positive value means that each covers for the other: losing both costs more than the sum. A
+    negative one means that they speak only together: their common evidence is lost with either.
 
     Args:
         coalitions: the regions.
-        samples: scores of each sample without each region, and then without each pair, in the order
-            of ``torch.triu_indices``, (S, R + pairs, columns).
-        target: the output that is meant where none is given.
+        samples: scores of each sample without each region and without each pair, in the order of
+            ``torch.triu_indices``, (S, R + pairs, columns).
+        target: the default output of the methods.
 
     Example::
 
@@ -284,11 +287,11 @@ class Interactions:
 
     @property
     def unit(self) -> str:
-        """What values are measured in."""
+        """The unit of the values."""
         return self.coalitions.evidence.measure.unit
 
     def lost(self, target: TargetType = None) -> Tensor:
-        """R(a): what is lost without each region, (R,)."""
+        """R(a), the evidence that is lost without each region, (R,)."""
         return self._lost(self.samples, target)[: len(self)]
 
     def values(self, target: TargetType = None) -> Tensor:
@@ -296,8 +299,8 @@ class Interactions:
         return self._of_pairs(self._lost(self.samples, target))
 
     def standard_errors(self, target: TargetType = None) -> Tensor:
-        """The standard error of each of the ``values``, (R, R), by the jackknife. Samples of a
-        pair and of its regions share their random numbers, so what they have in common cancels."""
+        """The standard error of each of the ``values``, (R, R), by the jackknife. A pair and its
+        regions are sampled with the same random numbers, so common errors cancel."""
         n = len(self.samples)
         if n < 2:
             raise ValueError(
@@ -309,7 +312,7 @@ class Interactions:
         return without_one.std(dim=0) * (n - 1) / math.sqrt(n)
 
     def pairs(self, target: TargetType = None, n: int | None = None) -> list[Interaction]:
-        """The pairs with the strongest interactions first."""
+        """The known pairs, those with the strongest interactions first."""
         lost, values = self._lost(self.samples, target).tolist(), self.values(target).tolist()
         errors = self.standard_errors(target).tolist() if len(self.samples) > 1 else None
         found = []
@@ -317,8 +320,8 @@ class Interactions:
             error = None if errors is None else errors[a][b]
             terms = both, lost[a], lost[b]
             found.append(Interaction(a, b, values[a][b], terms, error, self.unit))
-        found.sort(key=lambda pair: -abs(pair.value) if math.isfinite(pair.value) else math.inf)
-        return found[:n]
+        known = [pair for pair in found if math.isfinite(pair.value)]
+        return sorted(known, key=lambda pair: -abs(pair.value))[:n]
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.pairs(n=5)))
@@ -331,12 +334,12 @@ class Interactions:
         return torch.triu_indices(len(self), len(self), 1, device="cpu")
 
     def _lost(self, samples: Tensor, target: TargetType) -> Tensor:
-        """What is lost without each region and each pair of samples (S, K, columns), (K,)."""
+        """The evidence that is lost in each of the samples (S, K, columns), (K,)."""
         game, target = self.coalitions, self.target if target is None else target
         return game.values(game.seen, target) - game.values(game.kind.average(samples), target)
 
     def _of_pairs(self, lost: Tensor) -> Tensor:
-        """The interactions, (R, R), from what is lost."""
+        """The interactions, (R, R), from the lost evidence."""
         first, second = self._index()
         matrix = lost.new_zeros(len(self), len(self))
         matrix[first, second] = lost[len(self) :] - lost[first] - lost[second]
@@ -348,21 +351,21 @@ class Interactions:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DecidingPart:
-    """Some regions that keep an answer by themselves, or whose removal changes it.
+    """Regions that keep an answer by themselves, or whose removal changes it.
 
     Args:
         numbers: the numbers of the regions, among the ``n_regions`` that were searched.
-        pixels: which pixels they have, (*space).
-        n_regions: of how many regions in all, by default those of about a 60th of the input.
-        alone: whether only these are seen; otherwise they are hidden, and all else is seen.
-        target: the class that was asked about, its flat number.
-        seen: P(target) with everything seen, or the raw output.
+        pixels: their pixels, (*space).
+        n_regions: the number of all regions, by default those of about a 60th of the input.
+        alone: whether only these are visible; otherwise only these are hidden.
+        target: the flat number of the class.
+        seen: P(target) for the unperturbed input, or the raw output.
         prediction: the same with this part alone, or without it.
-        first, first_prediction: the class that is first then, and its probability; None where
-            outputs are no classes.
-        minimal: whether leaving out any single region was asked, and fails.
-        n_passes: how many sets of regions were asked to find it.
-        in_words: a prediction as it is told.
+        first, first_prediction: the class that is then first, and its probability; None if outputs
+            are not exclusive classes.
+        minimal: whether it was tried to leave out each single region, without success.
+        n_passes: the number of sets of regions that were tried.
+        in_words: formats a prediction.
 
     Example::
 
@@ -387,11 +390,11 @@ class DecidingPart:
 
     @property
     def share(self) -> float:
-        """The share of the input's pixels."""
+        """Its share of the input's pixels."""
         return float(self.pixels.mean())
 
     def described(self, names: Sequence[str] | None = None) -> str:
-        """What the part does, with the names of classes."""
+        """The effect of the part in words, with the names of classes."""
         kind = "output" if self.first is None else "class"
         target, first = (
             f"{kind} {number}" if names is None or number is None else names[number]
@@ -418,12 +421,11 @@ class DecidingPart:
 def minimal_part(
     order: list[int], reaches: Callable[[list[int]], bool], max_asked: int, fewest: int
 ) -> tuple[list[int] | None, bool, int]:
-    """The ``fewest`` or more first places of an order that reach a goal, without those that are not
-    needed: at first many are left out at once, then one by one. Also whether leaving out any one of
-    them was asked and misses the goal, and how often was asked; None if the goal was not reached.
-    """
+    """The first regions of an order, at least ``fewest``, that reach a goal, without those that are
+    not needed: first many are left out at once, then single ones. Also whether each single one was
+    tried, and the number of tries; None if the goal was not reached."""
     needed: set[int] = set()  # of the places as they are now
-    # More may miss a goal that fewer reach, so other numbers follow where these miss it.
+    # More regions may miss a goal that fewer reach, so other numbers are tried in the end.
     counts = sorted({fewest, *(min(len(order), round(1.4**k)) for k in range(24))})
     counts += sorted({*range(fewest, len(order))} - {*counts})
     for n_asked, count in enumerate(counts, start=1):
@@ -442,7 +444,7 @@ def minimal_part(
         fewer = [one for one in chosen if one not in some]
         n_asked += bool(fewer)
         if fewer and reaches(fewer):
-            # What was needed before may not be now, and is asked again after the others.
+            # Regions that were needed before may not be now, and are tried again after the others.
             chosen = sorted(fewer, key=lambda one: one not in needed)
             needed = set()
         elif at_once > 1:
@@ -452,16 +454,16 @@ def minimal_part(
     return chosen, True, n_asked
 
 
-def first_class(evidence: WindowEvidence, scores: Tensor) -> int | None:
-    """The class with the largest probability of scores (columns,); None for other outputs."""
-    is_class = evidence.measure.needs_probabilities and len(evidence.output_shape) == 1
+def first_class(game: Coalitions, scores: Tensor) -> int | None:
+    """The most probable class of scores (columns,); None for other outputs."""
+    is_class = game.kind.are_exclusive and len(game.evidence.output_shape) == 1
     return int(scores.argmax()) if is_class and len(scores) > 1 else None
 
 
 def flat_target(
     evidence: WindowEvidence, example: int, target: TargetType, name: str = "target"
 ) -> int:
-    """The number of the one column that a target means."""
+    """The number of the single column of a target."""
     columns = torch.arange(evidence.scores.shape[1], device=evidence.scores.device)
     picked = evidence.outputs.pick(columns.expand(len(evidence), 1, -1), target, name)[example]
     if picked.numel() != 1:
@@ -504,8 +506,9 @@ def deciding_parts(
             "it; give another class"
         )
     game = coalitions_of(evidence, target, regions, number, expected, PART_SHARE)
-    top = first_class(evidence, game.seen)
-    if bound is None and top is None and (not game.kind.has_probabilities or len(game.seen) > 1):
+    top = first_class(game, game.seen)
+    is_label = game.kind.has_probabilities and (len(game.seen) == 1 or not game.kind.are_exclusive)
+    if bound is None and top is None and not is_label:
         raise ValueError(
             "these outputs are not one list of classes, so none is first; give the bound of the "
             "output instead, such as at_least=0.5 or below=0.5"
@@ -513,18 +516,19 @@ def deciding_parts(
     keep = alone or expected is not None
 
     def goal(scores: Tensor) -> bool:
-        """Whether an output is first or at the bound, or is not; NaN reaches no goal."""
+        """Whether scores reach the goal: an output is first or at the bound, or is not. NaN never
+        does."""
         if bound is not None:
             holds = float(measure.prediction(scores[wanted])) >= bound
         elif top is not None:
             holds = int(scores.argmax()) == wanted
-        else:  # a single logit
-            holds = bool(scores[wanted] >= 0) == bool(game.seen[wanted] >= 0)
+        else:  # yes or no
+            holds = bool(scores[wanted] >= 0) == (expected is not None or bool(game.seen[own] >= 0))
         return bool(scores.isfinite().all()) and holds == keep
 
     if goal(game.seen) != alone:
         said = measure.in_words(float(game.predictions(game.seen, target)))
-        said += "" if bound is not None else f", and class {top} is first"
+        said += "" if bound is not None or top is None else f", and class {top} is first"
         reached = "does not reach this" if alone else "is past this already, nothing to hide for it"
         raise ValueError(
             f"target={own} {reached}: with everything seen it has {said}; ask about that class, or "
@@ -546,14 +550,15 @@ def deciding_parts(
             bar.expect(seconds * n_passes)
         try:
             while left and len(parts) < n:
-                # With nothing hidden, no answer has changed; with nothing seen, it may be kept.
+                # With nothing hidden the answer has not changed; with everything hidden it may be
+                # kept.
                 chosen, minimal, n_asked = minimal_part(
                     left, lambda some: goal(scores(some)), max_passes, int(not alone)
                 )
                 if chosen is None:
                     break
                 after = scores(chosen)  # which is known already
-                first = first_class(evidence, after)
+                first = first_class(game, after)
                 parts.append(
                     DecidingPart(
                         numbers=tuple(game.numbers[place] for place in chosen),
@@ -570,7 +575,7 @@ def deciding_parts(
                         in_words=measure.in_words,
                     )
                 )
-                # Nothing more to find where the answer is kept with nothing seen.
+                # If the answer is kept with everything hidden, there is nothing more to find.
                 taken = parts[-1].pixels
                 left = [one for one in left if chosen and not (game.pixels[one] & taken).any()]
         except BaseException as error:
@@ -583,11 +588,11 @@ def deciding_parts(
 
 
 class RegionGame:
-    """Regions as the players of a cooperative game, for shapiq and the like.
+    """Regions as the players of a cooperative game, for shapiq and similar libraries.
 
-    ``game(coalitions)`` takes rows of booleans or of 0 and 1, (K, players), true where a region is
-    present, and gives what is measured of the target, such as its log2 odds in bits, (K,). Regions
-    that are no players are always seen in the full context, and never in the empty one.
+    ``game(coalitions)`` takes rows of booleans or of 0 and 1, (K, players), true for present
+    regions, and returns the measured quantity of the target, such as log2 odds in bits, (K,). All
+    other regions are always visible in the full context, and never in the empty one.
 
     Args:
         coalitions: the regions.
@@ -611,7 +616,7 @@ class RegionGame:
 
     @property
     def n_players(self) -> int:
-        """How many regions there are."""
+        """The number of regions."""
         return len(self.coalitions)
 
     @property

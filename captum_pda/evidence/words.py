@@ -1,4 +1,4 @@
-"""What evidence says in words: one place for lists, pictures, pages and notebooks."""
+"""Evidence in words, shared by lists, pictures, pages and notebooks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from captum_pda.regions.contexts import CONTEXTS
 if TYPE_CHECKING:
     from captum_pda.evidence.evidence import EvidencePart, WindowEvidence
 
-#: How many examples, and how many outputs of each, ``print(evidence)`` tells.
+#: The numbers of examples and of outputs that ``print(evidence)`` lists.
 N_EXAMPLES, N_OUTPUTS = 4, 3
-#: The choice of all questions together, and what their map is.
+#: The name of all questions together, and of their map.
 ALL_QUESTIONS = "All questions"
 MEAN = "a weighted mean of all questions, with a scale of its own"
-#: What is said of a region about which the parts of the map disagree.
+#: Marks a region about which the parts of the map disagree.
 UNCERTAIN = "uncertain: questions and sizes disagree"
-#: What is said of a region that might change places with the next one of the list.
+#: Marks a region that might change places with the next one of the list.
 TIED = "uncertain order: about as strong as the next"
 
-#: A change of fewer bits is called hardly any: odds that differ by less than 4 percent.
+#: Smaller changes, in bits, are negligible: odds that differ by less than 4 percent.
 HARDLY_BITS = 0.05
 
 
 def effect_words(measure: Measure) -> dict[str, str | float]:
-    """How the effect of one region is told as a sentence, with places to fill in.
+    """The templates of a sentence about the effect of one region.
 
     ``{start}`` is the context's ``effect``, ``{name}`` and ``{other}`` are outputs, and ``{size}``
     is 2**|value| for a "ratio", 100 |value| for "points" and |value| otherwise.
@@ -55,7 +55,7 @@ def effect_words(measure: Measure) -> dict[str, str | float]:
 
 
 def page_words(measure: Measure) -> dict[str, Any]:
-    """All words that a page needs to tell of regions, so that it has none of its own."""
+    """All words about regions that a page needs."""
     names = ("choice", "question", "answer", "effect", "picture")
     contexts = {
         name: {
@@ -81,8 +81,8 @@ def with_unit(value: float, measure: Measure) -> str:
 def answer(
     context: str, value: float, seen: Sequence[float], changed: Sequence[float], measure: Measure
 ) -> str:
-    """The answer to the question of a context about one region: its evidence, and the predictions
-    before it was changed and after, of one output or of two that are contrasted."""
+    """The answer to a context's question about one region: its evidence, and the predictions before
+    and after the change, of one output or of two that are contrasted."""
     said = [" : ".join(map(measure.in_words, several)) for several in (seen, changed)]
     return CONTEXTS[context].answer.format(
         seen=said[0],
@@ -93,13 +93,13 @@ def answer(
 
 
 def question(part: EvidencePart) -> str:
-    """What was asked of all regions of a part."""
+    """The question about all regions of a part."""
     words = CONTEXTS[part.context].each
     return words if part.depth == "input" else f"{words} of the features of {part.depth}"
 
 
 def scale_words(parts: Sequence[EvidencePart]) -> str:
-    """What a value of the map of these parts is, in words that stand under its colour bar."""
+    """The caption of a colour bar: the meaning of a value of the map of these parts."""
     sizes = Counter(question(part) for part in parts)
     each = [words if n == 1 else f"{words} (mean of {n} sizes)" for words, n in sizes.items()]
     return each[0] if len(each) == 1 else f"{MEAN}: {'; '.join(each)}"
@@ -108,7 +108,7 @@ def scale_words(parts: Sequence[EvidencePart]) -> str:
 def total_words(
     evidence: WindowEvidence, number: int, target: TargetType, name: str | None = None
 ) -> str | None:
-    """All evidence of an example for an output, where the model was asked with nothing seen."""
+    """All evidence of an example for an output, if the model was run with everything hidden."""
     empty = [part for part in evidence.parts if CONTEXTS[part.context].starts_from_nothing]
     if not empty:
         return None
@@ -128,7 +128,7 @@ def total_words(
 
 
 def description(evidence: WindowEvidence) -> str:
-    """A few lines about evidence, as it is printed."""
+    """A few lines about evidence, for ``print``."""
     n = len(evidence.scores)
     shapes = ", ".join("x".join(map(str, tensor.shape[1:])) for tensor in evidence.inputs)
     lines = [
@@ -168,7 +168,7 @@ def predictions(evidence: WindowEvidence, example: int) -> str:
 
 
 def output_name(evidence: WindowEvidence, column: int) -> str:
-    """What an output is called without labels: its number, or its place."""
+    """The name of an output without labels: its number, or its place."""
     shape = evidence.output_shape
     if len(shape) <= 1:
         return str(column)
@@ -176,7 +176,7 @@ def output_name(evidence: WindowEvidence, column: int) -> str:
 
 
 def _joined(titles: list[str]) -> str:
-    """Titles in one line, with what they share said once: "12, 25 and 60 superpixels"."""
+    """Titles in one line without repetitions: "12, 25 and 60 superpixels"."""
     halves = [title.split(" ", 1) for title in titles]
     if len(titles) > 1 and len({tuple(half[1:]) for half in halves}) == 1:
         numbers = [half[0] for half in halves]

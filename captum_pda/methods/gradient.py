@@ -1,4 +1,4 @@
-"""Algorithm 3: the first-order form, one forward and one backward pass for all regions."""
+"""Algorithm 3: the first-order approximation, with one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from captum_pda.running.run import fill_chunks
 class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
     """The first-order form of prediction difference analysis (Algorithm 3 of Zhou and Kainz).
 
-    With f the measured prediction (log2 odds of the class, for the weight of evidence) and x'_w
-    the conditional mean of window w, a window's evidence is
+    With f the measured prediction (log2 odds of the class, for the weight of evidence) and x'_w the
+    conditional mean of window w, a window's evidence is
 
         sum over w of df/dx (x - x'_w),
 
@@ -59,7 +59,7 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
         forward_func: the model, or any differentiable function of the inputs that returns one row
             of outputs per example.
         measure: "weight_of_evidence", "probability_difference" (the paper's Algorithm 3) or
-            "information_difference", or a Measure of your own.
+            "information_difference", or a Measure object.
 
     Example::
 
@@ -79,7 +79,7 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
 
     @property
     def multiplies_by_inputs(self) -> bool:
-        """True: the gradient is multiplied by what would change in the input."""
+        """True: gradients are multiplied by changes of the input."""
         return True
 
     @captum_method
@@ -101,16 +101,16 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
 
         Args:
             pixelwise: whether to return R_i = df/dx_i (x_i - x_i') for each value instead of
-                averaged sums over regions, with x_i' the mean of what the regions of i expect
-                there. With ``sliding_window_shapes=1``, x_i' is the conditional mean of a single
-                pixel given its neighbours.
+                averaged sums over regions, with x_i' the mean prediction of i by its regions. With
+                ``sliding_window_shapes=1``, x_i' is the conditional mean of a single pixel given
+                its neighbours.
 
         Returns:
-            Attributions of the inputs' shape; unless ``pixelwise``, all channels of a pixel share
-            one value.
+            Attributions of the inputs' shape; unless ``pixelwise``, equal for all channels of a
+            pixel.
         """
         call = ModelCall.of(self.forward_func, inputs, additional_forward_args)
-        # First, as the model says what is wrong with the inputs.
+        # First, because the model reports what is wrong with the inputs.
         gradients = self._gradients(call, target, additional_forward_args)
         tensors = call.inputs
         chosen = (sliding_window_shapes, strides, scales, feature_mask, superpixels, regions)
@@ -148,7 +148,7 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
             found.append(outputs.detach())
             explained = ExplainedOutputs.of_target(self.output_kind, outputs.detach(), target)
             scores = explained.scores(outputs)
-            # Where a probability was rounded, its slope is lost: the map would be blank.
+            # The slope of a rounded probability is lost, and the map would be blank.
             explained.warn_of_rounding(scores.detach())
             values = self.measure.value(scores).sum(dim=1)
             if not values.requires_grad:
@@ -156,7 +156,7 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
             return values
 
         additional = format_additional_forward_args(additional_forward_args)
-        # Copies that can carry gradients, whatever mode the caller is in.
+        # Copies that can carry gradients in any mode of the caller.
         with torch.inference_mode(False), evaluation_mode(self.forward_func):
             leaves = tuple(tensor.clone().requires_grad_() for tensor in call.inputs)
             run = partial(self.gradient_func, measured, leaves, None, additional)
@@ -176,7 +176,7 @@ def first_order(
     sums = slopes.new_zeros(len(tensor), len(regions))
     expected = torch.zeros_like(values)
     for n, example in enumerate(tensor):
-        # Regions come in groups of one box shape, and perhaps not all of them are in this example.
+        # Regions come in groups of one box shape, and some may be absent from this example.
         for windows, members in zip(regions.boxes(n), regions.members(n), strict=True):
             for start, stop in fill_chunks(windows, len(example)):
                 some = windows[start:stop]
@@ -199,11 +199,11 @@ def first_order(
     return (gradient * (tensor - mean)).to(dtype)
 
 
-#: In PyTorch's messages, where a layer wrote over what the backward pass needs to know, and where
-#: the output does not depend on an input.
+#: Parts of PyTorch's messages for a layer that wrote over what the backward pass needs, and for an
+#: output that does not depend on an input.
 OVERWRITTEN, UNUSED = "modified by an inplace operation", "not have been used in the graph"
 
-#: PyTorch lets only one thread at a time copy what is overwritten.
+#: PyTorch lets only one thread at a time copy overwritten tensors.
 _copying = threading.Lock()
 
 NO_GRADIENT = (
@@ -214,11 +214,8 @@ NO_GRADIENT = (
 
 
 def rerun_on_copies(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The gradients that ``run`` returns.
-
-    Some models write over their own activations, as an in-place ReLU after another ReLU does.
-    Where that leaves PyTorch without what it needs, the passes are run again on copies.
-    """
+    """The gradients that ``run`` returns. If a model writes over its own activations, such as an
+    in-place ReLU after another ReLU, it is run again on copies of them."""
     try:
         return run()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Prediction difference analysis in depth: regions of a layer's feature map are replaced."""
+"""Prediction difference analysis of a layer: regions of its feature map are replaced."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class AsksLayer(PerturbationPDA):
-    """A method that asks the feature map of a layer, or of the last one that has some."""
+    """A method that explains the feature map of a layer, by default the last one."""
 
     layer: nn.Module | str | None
-    #: The layer that was asked last; with ``layer=None``, the one that was found.
+    #: The layer of the last run; with ``layer=None``, the one that was found.
     layer_name: str | None = None
 
     def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
+        """The settings of the evidence besides the model and the arguments, as plain values."""
         layer = "the last feature map"
         if self.layer is not None:
             layer = named_layer(self.forward_func, self.layer).name
         return {**super().settings(), "layer": layer}
 
     def _layer_place(self, call: ModelCall, prior: Any, at_input: bool = False) -> Place:
-        """The feature maps of the layer, as a place to hide regions in."""
+        """The feature maps of the layer as a place to hide regions in."""
         with torch.no_grad():
             if self.layer is None:
                 found = last_feature_map(self.forward_func, call)
@@ -69,25 +69,25 @@ class AsksLayer(PerturbationPDA):
 
 @arguments_of(PerturbationPDA)
 class LayerPDA(LayerAttribution, AsksLayer):  # type: ignore[misc]
-    """Prediction difference analysis of a layer's feature map, beside Captum's LayerGradCam.
+    """Prediction difference analysis of a layer's feature map, similar to Captum's LayerGradCam.
 
-    Replaces each place w of the map h (or each window of places) by what the rest of the map lets
-    one expect, h'_w, and reports
+    Replaces each place w of the map h (or each window of places) by its prediction from the rest of
+    the map, h'_w, and reports
 
         log2 odds(c|h) - log2 odds(c|h'),
 
-    averaged over the windows that cover a place. Only what follows the layer is run, once for all
-    classes: exact where GradCAM is linear, and as cheap.
+    averaged over the windows that cover a place. Only the rest of the model is run, once for all
+    classes. Exact where GradCAM is linear, and as cheap.
 
     Args:
         forward_func: the model, or a function that calls it.
-        layer: a module of it, or the name of one, whose output is (N, C, *space), the tokens of a
-            vision transformer (N, tokens, C), which are taken as a grid without the class token,
-            or a tuple with such tensors. Default: the last layer with a spatial feature map that
-            the outputs depend on; ``layer_name`` tells which it was.
-        prior: what could stand in a window of the map. Default: MapMeanPrior, the mean of each
-            channel over the other places. ``GaussianPatchPrior(3, channels="independent")
-            .fit(maps)`` conditions each channel by itself on its neighbours.
+        layer: a module or the name of one, whose output is (N, C, *space), or the tokens of a
+            vision transformer (N, tokens, C), used as a grid without the class token, or a tuple
+            with such tensors. Default: the last layer with a spatial feature map that influences
+            the outputs; its name is then in ``layer_name``.
+        prior: predicts windows of the map. Default: MapMeanPrior, the mean of each channel over the
+            other places. ``GaussianPatchPrior(3, channels="independent").fit(maps)`` predicts each
+            channel from its neighbours.
 
     Example::
 
@@ -134,25 +134,24 @@ class LayerPDA(LayerAttribution, AsksLayer):  # type: ignore[misc]
     ) -> Tensor | tuple[Tensor, ...]:
         """The evidence of each place of the layer's feature map for and against the target.
 
-        Regions are those of the feature map; by default, each place by itself.
+        Regions are those of the feature map; by default, each place separately.
 
         Args:
-            context: "full" asks what is lost without a region, with all else seen; "empty" what it
-                says by itself, where nothing seen is the map's mean; "both" asks both questions.
-            attribute_to_layer_input: whether to explain what the layer is called with, in place of
-                what it returns.
+            context: "full" for what is lost without a region, "empty" for its evidence by itself,
+                with the map's mean everywhere else, "both" for both.
+            attribute_to_layer_input: whether to explain the layer's input instead of its output.
 
         Returns:
-            Attributions of the shape of the layer's feature map, (N, C, *space), a tuple of them
-            where the layer returns one; all channels of a place share one value.
-            ``LayerAttribution.interpolate`` brings them to the input's shape.
+            Attributions of the shape of the layer's feature map, (N, C, *space), or a tuple of them
+            if the layer returns one, equal for all channels of a place.
+            ``LayerAttribution.interpolate`` resizes them to the input.
         """
         return cast(Tensor | tuple[Tensor, ...], self._result(locals()))
 
     @without_target(attribute)
     def evidence(self, given: dict[str, Any]) -> WindowEvidence:
-        """The evidence of each region of the feature map for every output; the ``inputs`` of what
-        is returned are the feature maps."""
+        """The evidence of each region of the feature map for every output; its ``inputs`` are the
+        feature maps."""
         return cast(WindowEvidence, self._result(given, all_outputs=True))
 
     def _parts(
@@ -162,7 +161,7 @@ class LayerPDA(LayerAttribution, AsksLayer):  # type: ignore[misc]
         attribute_to_layer_input: bool = False,
         **chosen: Any,
     ) -> tuple[Part, ...]:
-        """Regions of the layer's feature maps; each place by itself, where none are asked for."""
+        """Regions of the layer's feature maps; by default each place separately."""
         names = ("sliding_window_shapes", "scales", "feature_mask")
         if all(chosen[name] is None for name in names):
             chosen["sliding_window_shapes"] = 1

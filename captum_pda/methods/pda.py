@@ -1,4 +1,4 @@
-"""The map to show first: several sizes, contexts and the last feature map together."""
+"""The default method: several sizes, contexts and the last feature map in one map."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ if TYPE_CHECKING:
 class PDA(AsksLayer, EfficientPDA):
     """Prediction difference analysis of several sizes, in several contexts, and of features.
 
-    Four questions are asked of each region: what is lost when it goes and all else is seen
-    (context "full"), what it says by itself (context "empty"), what it adds to random sets of
-    other regions (context "random"), and what the last feature map says there. A question's map
-    M_q is the mean over the sizes of its regions, and the map is the weighted mean over the
+    Combines four questions about each region: what is lost without it while the rest is visible
+    (context "full"), its evidence by itself (context "empty"), what it adds to random sets of other
+    regions (context "random"), and the evidence of the last feature map at its place. A question's
+    map M_q is the mean over the sizes of its regions, and the map is the weighted mean over the
     questions,
 
         M = sum_q (w_q M_q / s_q) / sum_q (w_q / s_q),
 
     with s_q the standard deviation of M_q over the pixels, and w_q = 2 for random sets and 1 for
-    the other questions. So it stays in bits: positive values speak for the class, negative ones
-    against it. What regions add to random sets is shown per area, and the map of the layer is
-    averaged inside the finest superpixels; the places of a map of more than 1,500 are asked in
-    blocks. A model without a spatial feature map, and one with several input tensors, is asked
-    without features, and a warning says so once. So is any model with a ``feature_mask``, unless
-    ``layer`` is given. Random sets are of the default superpixels; ``context="random"`` asks for
-    those of other superpixels or masks.
+    the other questions. So the map is in bits, positive for the class and negative against it. The
+    map of random sets is per area, and that of the layer is averaged inside the finest superpixels;
+    maps of more than 1,500 places are divided into blocks. Without a spatial feature map, and for
+    several input tensors, features are left out with a warning; also with a ``feature_mask``,
+    unless ``layer`` is given. Random sets consist of the default superpixels; ``context="random"``
+    uses other superpixels or masks.
 
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
             example.
-        layer: the module, or its name, whose feature map is asked. Default: the last one, as for
-            LayerPDA; ``layer_name`` tells which it was.
+        layer: the module with the feature map, or its name. Default: the last one, as for LayerPDA;
+            its name is then in ``layer_name``.
 
     Example::
 
@@ -81,14 +80,14 @@ class PDA(AsksLayer, EfficientPDA):
         self._has_told = False
 
     def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
+        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "layer_prior": MapMeanPrior().settings()}
 
     def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
         """Regions of the inputs in each context, and each place of the last feature map."""
         parts = super()._parts(call, context, **chosen)
         self.layer_name = None
-        # Regions of the user's own keep one value each, which places of a feature map would mix.
+        # A user's regions keep one value each, which places of a feature map would mix.
         if chosen["feature_mask"] is not None and self.layer is None:
             return parts
         try:
@@ -105,7 +104,7 @@ class PDA(AsksLayer, EfficientPDA):
                 f"layer {self.layer_name!r} returns {len(place.call.inputs)} feature maps; choose "
                 "one that returns a single tensor, or use LayerPDA"
             )
-        # A superpixel holds several places of a large map, whose passes would be of no use.
+        # A superpixel contains several places of a large map, which need no passes of their own.
         space = tuple(place.call.inputs[0].shape[2:])
         side = math.ceil((math.prod(space) / MOST_WINDOWS) ** (1 / len(space)))
         block = tuple(min(side, size) for size in space)

@@ -1,7 +1,7 @@
 """Methods by perturbation: replace each region, and compare the predictions.
 
-PerturbationPDA is what they share, EfficientPDA replaces a region by its conditional mean
-(Algorithm 2), and SampledPDA by samples (Algorithm 1).
+EfficientPDA replaces a region by its conditional mean (Algorithm 2), SampledPDA by samples
+(Algorithm 1), and PerturbationPDA is their base class.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
 
-#: The arguments in a docstring, and one of them: its name, and its text with all further lines.
+#: The arguments in a docstring, and one of them: its name and its text.
 SECTION = re.compile(r"^Args:\n((?: {4}.*\n?)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
-    """Document the arguments of a class or method as another one does, but for its own entries."""
+    """Copy the documentation of arguments from another class or method; own entries take
+    precedence."""
 
     def document(own: Documented) -> Documented:
         text = inspect.cleandoc(own.__doc__ or "")
@@ -82,8 +83,8 @@ def without_target(
     [Callable[[Method, dict[str, Any]], Result]],
     Callable[Concatenate[Method, Tensors, Arguments], Result],
 ]:
-    """Make a method that gets a dict of its arguments one that takes those of ``attribute`` but for
-    the target, so that they are listed once."""
+    """Give a method that takes a dict of arguments those of ``attribute`` except for the target, so
+    that they are listed once."""
     full = inspect.signature(attribute)
     names = [name for name in full.parameters if name != "target"]
     signature = full.replace(parameters=[full.parameters[name] for name in names])
@@ -107,7 +108,7 @@ def without_target(
 
 
 class MethodSettings:
-    """What every method has: a model, a prior, and a way to read the model's outputs."""
+    """The attributes of every method: a model, a prior, and how outputs are read."""
 
     forward_func: Callable[..., Any]
 
@@ -137,7 +138,7 @@ class MethodSettings:
         return f"{type(self).__name__}({', '.join(arguments)})"
 
     def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
+        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {
             "prior": prior_settings(self.prior),
             "output": self.output_kind.settings(),
@@ -151,28 +152,29 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
     Args:
         forward_func: the model, or any function of the inputs that returns one row of outputs per
             example.
-        prior: what could stand in a region (a GaussianFieldPrior, GaussianPatchPrior,
-            MarginalPrior, ConstantPrior or anything that follows PatchPrior). Default:
-            GaussianFieldPrior(), which needs no fit.
+        prior: predicts the content of hidden regions (a GaussianFieldPrior, GaussianPatchPrior,
+            MarginalPrior, ConstantPrior or any PatchPrior). Default: GaussianFieldPrior(), which
+            needs no fit.
         output: "logits" (softmax over dimension 1; a single column is one sigmoid logit),
-            "probabilities", or "raw" (hidden units, regression: plain differences).
+            "multilabel" (a sigmoid logit for each label), "probabilities", or "raw" (hidden units,
+            regression: plain differences); or an OutputKind object.
         measure: "weight_of_evidence" (bits of log-odds), "probability_difference", or
-            "information_difference" (bits of probability), or a Measure of your own.
-        engine: "dense" runs the whole model for every window, "incremental" only what a window
-            can change, and "auto" tries both on a few windows (``engine_report`` says what it
-            found); or an engine object.
+            "information_difference" (bits of probability); or a Measure object.
+        engine: "dense" runs the whole model for every window, "incremental" only what a window can
+            change, and "auto" tries both on a few windows (``engine_report`` has the result); or an
+            engine object.
         process_group: a process group of ``torch.distributed``, such as
             ``torch.distributed.group.WORLD``, whose ranks share the windows: all call ``attribute``
-            or ``evidence`` with the same arguments, and all get the whole result, that of a single
-            process. (``engine="auto"`` chooses on each rank for itself; name an engine for results
-            that are equal bit by bit.) None explains in this process alone.
+            or ``evidence`` with the same arguments, and all get the result of a single process.
+            (``engine="auto"`` chooses on each rank; name an engine for bitwise equal results.) None
+            uses this process only.
 
-    Whatever stops a run half-way (ctrl-C, an error of the model) is raised as it is, and carries
-    what was finished as its ``result``: for ``attribute`` the map of the finished windows, and for
+    Whatever stops a run half-way (Ctrl-C, an error of the model) is raised unchanged, with the
+    finished part as its ``result``: for ``attribute`` the map of the finished windows, and for
     ``evidence`` a WindowEvidence with NaN for the others.
     """
 
-    #: The prior's method that this algorithm calls, and the contexts that are asked by default.
+    #: The prior's method that this algorithm calls, and the default contexts.
     _needs = "conditional_mean"
     _context = "full"
 
@@ -193,31 +195,31 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         self._report: EngineReport | None = None
 
     def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
+        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "engine": engine_settings(self.engine)}
 
     @property
     def engine_report(self) -> EngineReport | None:
-        """Which engine ran last, why, and how it compares with the dense one. None before the first
-        run, and for an engine of your own that keeps no ``report``."""
+        """The engine of the last run, the reason for it, and its comparison with the dense one.
+        None before the first run, and for engine objects without a ``report``."""
         return self._report
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        """What is put in the place of windows of an example (C, *space), (S, W, C, *window)."""
+        """The contents that replace windows of an example (C, *space), (S, W, C, *window)."""
         means: Tensor = prior.conditional_mean(example, windows)
         return means.unsqueeze(0)
 
     def _place(self, call: ModelCall) -> Place:
-        """The inputs themselves, as a place to hide regions in."""
+        """The inputs as a place to hide regions in."""
         return Place("input", call, self.engine, self.prior, self._needs, self._fills)
 
     def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
-        """What is hidden, and where: here, the regions of the inputs that were asked for."""
+        """What is hidden, and where: here, regions of the inputs."""
         asked = self._context if context is None else context
         return parts_of(self._place(call), context=asked, **chosen)
 
     def _result(self, given: dict[str, Any], all_outputs: bool = False) -> Any:
-        """What ``attribute`` returns, or ``evidence``, from a dict of its arguments."""
+        """The result of ``attribute`` or ``evidence``, from a dict of its arguments."""
         given.pop("self", None)
         evidence = self._explain(**given, all_outputs=all_outputs)
         result = evidence if all_outputs else evidence.attribution()
@@ -288,12 +290,12 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         return evidence
 
     def _measured(self, explained: ExplainedOutputs) -> MeasuredOutputs:
-        """How scores of these outputs become evidence."""
+        """How scores of these outputs are measured."""
         summed = explained.region is not None
         return MeasuredOutputs(explained.kept_shape, self.output, self.measure, summed)
 
     def _evidence_of(self, run: Run) -> WindowEvidence:
-        """What is known of a run, by any rank, as evidence."""
+        """The results of a run on all ranks, as evidence."""
         plan, place = run.plan, run.plan.parts[0].place
         call, outputs = place.call, self._measured(plan.explained)
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)
@@ -309,9 +311,9 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
 def _evidence_part(
     part: Part, reference: Tensor, known: RegionScores, outputs: MeasuredOutputs
 ) -> EvidencePart:
-    """What is known of the regions of a part. Regions that an example does not have change nothing,
-    and what was not sampled is certain: its standard error is 0. What regions add to random sets is
-    read from the scores of all sets."""
+    """The results of the regions of a part. Regions that an example lacks change nothing, and the
+    standard error without samples is 0. What regions add to random sets is fitted to the scores of
+    all sets."""
     regions, scores, drawn, errors = part.regions, known.scores, known.n_drawn, known.errors
     if isinstance(regions, RandomSets):
         reference, added, error = regions.fit(scores, drawn > 0)
@@ -336,8 +338,8 @@ class EfficientPDA(PerturbationPDA):
 
         log2 odds(c|x) - log2 odds(c|x'),
 
-    averaged over the regions that cover a pixel: positive values speak for the class, negative
-    ones against it. About S times faster than SampledPDA with S samples, and free of its noise.
+    averaged over the regions that cover a pixel: positive for the class, negative against it. About
+    S times faster than SampledPDA with S samples, and without its noise.
 
     Example::
 
@@ -370,44 +372,46 @@ class EfficientPDA(PerturbationPDA):
         strides=1``.
 
         Args:
-            inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them;
-                regions of one tensor are replaced at a time. A dict that holds one tensor stands
-                for that tensor, and the model gets the dict.
-            target: the output to explain, as in `Captum
-                <https://captum.ai/api/occlusion.html>`_: an int, a tuple for outputs of more
-                than two dimensions, or one of those for each example in a list or tensor.
-            additional_forward_args: further arguments of the model. Tensors with N rows go with
-                their example, if that is how the model takes them; all else is given to it whole.
-            sliding_window_shapes: windows of one size: an int, a spatial tuple, or Captum's full
-                tuple with channels.
-            strides: the step between windows, one for all sizes or one for each. Default: a
-                quarter of the window. 1 gives the finest map.
-            perturbations_per_eval: how many perturbed copies go through the model at once. By
-                default chosen by itself; halved whenever memory runs out.
-            show_progress: whether to show a progress bar with the time left.
+            inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions, or a tuple of them, of
+                which one at a time is perturbed. A dict with one tensor is used as that tensor, and
+                the model gets the dict.
+            target: the output to explain, as in `Captum <https://captum.ai/api/occlusion.html>`_:
+                an int, a tuple for outputs of more than two dimensions, or a list or tensor with
+                one of those for each example.
+            additional_forward_args: further arguments of the model. Tensors with N rows are divided
+                among the examples if the model takes them that way; all else is passed on
+                unchanged.
+            sliding_window_shapes: windows of one size: an int, a spatial tuple, or Captum's tuple
+                with channels.
+            strides: the step between windows, one for all sizes or one for each. Default: a quarter
+                of the window. 1 gives the finest map.
+            perturbations_per_eval: the number of perturbed copies in a batch. Default: chosen by
+                their size. It is halved whenever memory runs out.
+            show_progress: whether to show a progress bar with the estimated time.
             scales: windows of several sizes, such as (16, 32, 64). The map is the mean of theirs.
-            context: "full" asks what is lost without a region, with all else seen; "empty" what it
-                says by itself, with nothing else seen; "random" what it adds to random sets of
-                other regions, which superpixels and masks can be asked; "both" asks the first two
-                questions, and "all" the third too where the regions are the default superpixels.
-                Default: "full"; for PDA, "all".
-            feature_mask: regions of any shape, as in Captum's FeatureAblation: integers,
-                (1 or N, 1 or C, *space), or of the shape of the space for all examples; pixels with
-                one number are hidden together, also in several tensors of a tuple. (By itself, in
-                the empty context, a region is shown in one tensor.)
-            superpixels: about how many regions that follow the image (SLIC), such as 60 or
-                (25, 60, 120); their maps are combined as those of ``scales``. More of them find
+            context: "full" for what is lost without a region while the rest is visible; "empty" for
+                its evidence by itself, with everything else hidden; "random" for what it adds to
+                random sets of other regions (superpixels or masks only); "both" for the first two;
+                "all" also for the third if regions are the default superpixels. Default: "full";
+                for PDA, "all".
+            feature_mask: regions of any shape, as in Captum's FeatureAblation: integers, (1 or N, 1
+                or C, *space), or (*space) for all examples. Pixels with one number are hidden
+                together, also in several tensors of a tuple. (In the empty context a region is
+                shown in one tensor.)
+            superpixels: the approximate number of regions that follow the image (SLIC), such as 60
+                or (25, 60, 120); their maps are combined as those of ``scales``. More of them find
                 smaller things, at one pass for each.
-            effort: how many passes the default superpixels take: "quick", "standard" or
-                "thorough", or about how many, such as 800. With PDA these are about 240 passes (100
-                of them random sets), 340 (200) and 640 (400), of which 49 are short, for a last
-                feature map of 7 x 7 places. In the full context alone, "standard" is about 410.
-            regions: regions of your own: an object with the methods of
-                ``captum_pda.regions.protocol.Regions``, or one for each tensor of a tuple; or a
-                kind that is found in each image, and its size, such as ("superpixels", 60).
+            effort: the number of passes for the default superpixels: "quick", "standard" or
+                "thorough", or an approximate number such as 800. With PDA these are about 240
+                passes (100 of them random sets), 340 (200) and 640 (400), of which 49 are short,
+                for a last feature map of 7 x 7 places. In the full context alone, "standard" is
+                about 410.
+            regions: an object with the methods of ``captum_pda.regions.protocol.Regions``, or one
+                for each tensor of a tuple; or a kind of regions that is found in each image and its
+                size, such as ("superpixels", 60).
 
         Returns:
-            Attributions of the inputs' shape; all channels of a pixel share one value.
+            Attributions of the inputs' shape, equal for all channels of a pixel.
         """
         return cast(TensorOrTupleOfTensorsGeneric, self._result(locals()))
 
@@ -415,8 +419,8 @@ class EfficientPDA(PerturbationPDA):
     def evidence(self, given: dict[str, Any]) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
-        Memory grows with regions times outputs. Some windows only are asked with ``regions``, such
-        as ``regions=WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``.
+        Memory grows with regions times outputs. To explain some windows only, pass for example
+        ``regions=WindowGrid((224, 224), (10, 10), (1, 1)).pick([0, 500])``.
         """
         return cast(WindowEvidence, self._result(given, all_outputs=True))
 
@@ -425,7 +429,7 @@ class EfficientPDA(PerturbationPDA):
 class SampledPDA(PerturbationPDA):
     """Prediction difference analysis with samples (Algorithm 1; Zintgraf et al. 2017).
 
-    Draws S contents of each window given its surroundings, averages the predicted probabilities
+    Draws S samples of each window given its surroundings, averages the predicted probabilities
     p(c|x without w) = 1/S sum_s p(c|x_s), and reports
 
         log2 odds(c|x) - log2 odds(c|x without w),
@@ -465,23 +469,21 @@ class SampledPDA(PerturbationPDA):
         """The evidence of each pixel for and against the target.
 
         Args:
-            n_samples: how many contents to draw for each region; with a tolerance, at most. Only
-                the full context has something to draw.
-            generator: makes the draws reproducible, and different from call to call. Without one
-                they follow PyTorch's initial seed: the same seed gives the same map, and the
-                global random state stays as it was. Every example of a batch gets the draws that
-                it would get alone, and the batch size does not change them.
-            tolerance: stop sampling a region once the standard error of its value is under this
-                many bits (or units of another measure or raw output) with 95% confidence. A region
-                gets 5 samples or more, and the same ones that it would get without a tolerance.
-                What samples have not shown cannot be known: a rare content that changes
-                everything may be missed.
-            tolerance_target: for ``evidence``, the output whose standard error the tolerance
-                bounds; the others get the same samples. Default: the predicted class of each
-                example.
+            n_samples: the number of samples of each region; with a tolerance, the maximum. Only the
+                full context needs samples.
+            generator: makes the samples reproducible, and different from call to call. Default:
+                PyTorch's initial seed, so that the same seed gives the same map. The global random
+                state does not change. An example has the same samples in any batch and with any
+                batch size.
+            tolerance: stop sampling a region once the standard error of its value is below this
+                many bits (or units of another measure or raw output) with 95% confidence, after at
+                least 5 samples, which are the same as without a tolerance. Rare contents that
+                change everything may be missed.
+            tolerance_target: for ``evidence``, the output whose standard error is compared with the
+                tolerance. Default: the predicted class of each example.
 
         Returns:
-            Attributions of the inputs' shape; all channels of a pixel share one value.
+            Attributions of the inputs' shape, equal for all channels of a pixel.
         """
         return cast(TensorOrTupleOfTensorsGeneric, self._result(locals()))
 
@@ -489,13 +491,13 @@ class SampledPDA(PerturbationPDA):
     def evidence(self, given: dict[str, Any]) -> WindowEvidence:
         """The evidence of each region for every output, from the forward passes of one map.
 
-        ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report what was reached. Memory
+        ``evidence.standard_error(target)`` and ``evidence.n_drawn`` report the precision. Memory
         grows with regions times outputs.
         """
         return cast(WindowEvidence, self._result(given, all_outputs=True))
 
     def settings(self) -> dict[str, object]:
-        """As for EfficientPDA, with the seed that draws follow without a generator."""
+        """The settings as for EfficientPDA, with the seed of samples without a generator."""
         return {**super().settings(), "seed": torch.initial_seed()}
 
     def _fills(self, prior: Any, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:

@@ -39,24 +39,24 @@ from captum_pda.running.sampling import Sampling
 Pixels = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: What stands in for what is hidden, and the context of such questions.
+#: The names of fills, and their contexts.
 FILLS = {"nothing_seen": "empty", "conditional": "full"}
-#: Splits that are asked at once; it does not depend on the batch size, so that results don't.
+#: The splits that are asked at once, independent of the batch size so that results are too.
 SPLITS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A part of the input that was divided in two, and what the two say together.
+    """A part of the input that was split in two, with the interaction of the two.
 
     Args:
         pixels: the pixels of each of the two, (2, *space).
         values: the Owen value of each, in the measure's unit.
-        interaction: v(a) + v(b) - v(a and b) - v(neither), the mean over the contexts in which
-            both were asked. Where they speak for the class, a positive one says that each covers
-            for the other, and a negative one that they speak only together.
-        weight: the share of the contexts in which both were asked; 1 is all.
-        unit: what values are measured in.
+        interaction: v(a) + v(b) - v(a and b) - v(neither), the mean over the contexts in which the
+            part was split. If they have evidence for the class, a positive one means that each
+            covers for the other, and a negative one that they speak only together.
+        weight: the share of the contexts in which the part was split; 1 is all.
+        unit: the unit of the values.
     """
 
     pixels: Pixels
@@ -67,8 +67,7 @@ class Split:
 
     @property
     def meaning(self) -> str:
-        """What the interaction means, in words."""
-        return meaning(self.interaction, sum(self.values), self.unit)
+        return meaning(self.interaction, self.values, self.unit)
 
     def __str__(self) -> str:
         shares = " and ".join(f"{100 * one.mean():.1f}%" for one in self.pixels)
@@ -85,16 +84,16 @@ class OwenTree:
 
     Args:
         tree: the binary tree of regions.
-        nothing: the measured value with nothing seen, such as log2 odds.
-        everything: the same with everything seen.
-        values: the Owen value of each node, (nodes,), which is the sum of the map inside it: those
-            of two halves add up to that of the whole. NaN for nodes that were not reached.
+        nothing: the measured value with everything hidden, such as log2 odds.
+        everything: the same with everything visible.
+        values: the Owen value of each node, (nodes,), which is the sum of the map inside it. NaN
+            for nodes that were not reached.
         interactions: of the two children of each node, the mean over its contexts, (nodes,); NaN
             for nodes that were not split.
         weights: the share of its contexts in which each node was split, (nodes,).
-        map: bits of each pixel, (*space); they add up to the total.
-        n_evaluations: how many passes this took.
-        unit: what values are measured in.
+        map: bits of each pixel, (*space), which sum to the total.
+        n_evaluations: the number of passes.
+        unit: the unit of the values.
 
     Example::
 
@@ -115,7 +114,7 @@ class OwenTree:
 
     @property
     def total(self) -> float:
-        """All evidence: everything seen less nothing seen."""
+        """All evidence: everything visible minus everything hidden."""
         return self.everything - self.nothing
 
     def splits(self, n: int | None = None) -> list[Split]:
@@ -142,22 +141,23 @@ class OwenTree:
 class TreePDA(PerturbationPDA):
     """Owen values on a binary tree of regions, refined where the evidence lies.
 
-    The tree follows the image: superpixels, of which neighbours of similar colour are merged. With
-    v the log2 odds of the class where only some regions are seen, each node of the tree shares the
-    evidence of its parent with its sibling, in both contexts: with the sibling seen, and without.
+    The tree follows the image: neighbouring superpixels of similar colour are merged. With v the
+    log2 odds of the class if only some regions are visible, each node of the tree shares the
+    evidence of its parent with its sibling, by its mean contribution with the sibling visible and
+    hidden,
 
         phi(a) = mean over the contexts c of v(c and a) - v(c),
 
-    where a context has for each ancestor of a all of that ancestor's sibling or nothing of it.
-    These are the Owen values of the tree, and add up exactly to v(everything) - v(nothing). The
-    splits with the most evidence come first; what was not split when the passes are used up is
-    spread evenly over its pixels. A split costs two passes for each context.
+    where a context shows, for each ancestor of a, all or nothing of that ancestor's sibling. These
+    are the Owen values of the tree, and sum exactly to v(everything) - v(nothing). Nodes with the
+    most evidence are split first, at two passes for each context; the evidence of parts that are
+    not split within the budget is spread evenly over their pixels.
 
     Args:
-        fill: what stands in for what is hidden: "nothing_seen", the input with nothing seen there
-            (a strong blur, or the prior's ``nothing_seen``), or "conditional", what the prior
-            expects given all that is seen, which takes longer (as long as two or three passes for
-            large parts of 224 x 224 pixels).
+        fill: replaces hidden regions: "nothing_seen", the input with everything hidden (a strong
+            blur, or the prior's ``nothing_seen``), or "conditional", the prior's prediction from
+            all visible pixels, which takes as long as two or three passes for large parts of 224 x
+            224 pixels.
 
     Example::
 
@@ -175,13 +175,13 @@ class TreePDA(PerturbationPDA):
         measure: str | Measure = "weight_of_evidence",
         fill: str = "nothing_seen",
     ) -> None:
-        # Sets of regions change too much of the input for another engine to have less to do.
+        # Sets of regions change most of the input, so other engines save nothing.
         super().__init__(forward_func, prior, output, measure, "dense")
         check_choice("fill", fill, tuple(FILLS))
         self.fill = fill
 
     def settings(self) -> dict[str, object]:
-        """What the evidence depends on beside the model and the arguments, as plain values."""
+        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "fill": self.fill}
 
     @captum_method
@@ -199,34 +199,33 @@ class TreePDA(PerturbationPDA):
         superpixels: int | None = None,
         tree: NestedTree | None = None,
     ) -> TensorOrTupleOfTensorsGeneric:
-        """The evidence of each pixel for and against the target, which adds up to the total.
+        """The evidence of each pixel for and against the target, which sums to the total.
 
         Args:
             inputs: a tensor (N, C, *space) with 1 to 3 spatial dimensions. Other inputs of the
                 model are additional_forward_args.
-            n_evaluations: how many passes each example takes at most. 300 find the main parts, and
-                1,000 show more detail.
+            n_evaluations: the maximum number of passes for each example (at least 2 are needed).
+                300 find the main parts, and 1,000 show more detail.
             feature_mask: the regions at the leaves of the tree, as in Captum's FeatureAblation:
-                integers, (1 or N, 1 or C, *space), or of the shape of the space for all examples.
-            superpixels: about how many superpixels are at the leaves, 250 by default. Images under
-                64 x 64 pixels and time series have blocks of one size instead.
-            tree: the tree itself, as pairs of pairs of the numbers in feature_mask, such as
-                ((0, 1), (2, 3)).
+                integers, (1 or N, 1 or C, *space), or (*space) for all examples.
+            superpixels: the approximate number of superpixels at the leaves. Default: 250; images
+                under 64 x 64 pixels and time series have blocks of one size instead.
+            tree: the tree as nested pairs of the numbers in feature_mask, such as ((0, 1), (2, 3)).
 
         Returns:
-            Attributions of the inputs' shape. All channels of a pixel share one value, and the sum
-            over all of an example is log2 odds with everything seen less those with nothing seen.
+            Attributions of the inputs' shape, equal for all channels of a pixel. The sum over an
+            example is log2 odds with everything visible minus those with everything hidden.
         """
         return cast(TensorOrTupleOfTensorsGeneric, self._grow(locals(), _attributions))
 
     @torch.no_grad()
     def tree(self, inputs: Tensor, target: TargetType = None, **arguments: Any) -> OwenTree:
-        """The tree of one example: the value of each node, and the interaction of each split.
+        """The tree of one example, with the value of each node and the interaction of each split.
 
         Args:
             inputs: a tensor (1, C, *space).
             target: the output to explain.
-            arguments: the others of ``attribute``.
+            arguments: others of ``attribute``.
         """
         if isinstance(inputs, Tensor) and len(inputs) != 1:
             raise ValueError(f"inputs has {len(inputs)} examples; a tree is of one, inputs[:1]")
@@ -238,8 +237,8 @@ class TreePDA(PerturbationPDA):
     def _grow(
         self, given: dict[str, Any], result: Callable[[ModelCall, list[OwenTree]], Any]
     ) -> Any:
-        """The result of the trees of all examples, from the arguments of a public method; what
-        stops the run carries that of the trees by then, finished or not."""
+        """Grow the trees of all examples, from the arguments of a public method. An interruption
+        carries the result of the trees so far."""
         n_evaluations = check_count("n_evaluations", given["n_evaluations"])
         rows, mask, nested = given["perturbations_per_eval"], given["feature_mask"], given["tree"]
         if nested is not None and mask is None:
@@ -303,12 +302,12 @@ class _Part(NamedTuple):
 
     @property
     def value(self) -> float:
-        """What it adds to the Owen value of its node."""
+        """Its contribution to the Owen value of its node."""
         return self.weight * (self.whole - self.without)
 
     @property
     def order(self) -> float:
-        """Its place in the queue: those with the most evidence first."""
+        """Its place in the queue, which starts with the most evidence."""
         return -abs(self.value) if np.isfinite(self.value) else 0.0
 
 
@@ -319,13 +318,14 @@ def refine(
     unit: str,
     found: list[OwenTree],
 ) -> None:
-    """Split the parts with the most evidence, until the passes are used up. ``ask`` gives the
-    measured values with only some leaves seen; ``found`` gets what is known, even when stopped."""
+    """Split the parts with the most evidence until the budget is used up. ``ask`` returns the
+    measured values with only some leaves visible; the tree is added to ``found``, also on an
+    interruption."""
     interactions, weights = np.full(len(tree), np.nan), np.zeros(len(tree))
     nobody, members = np.zeros(tree.n_leaves, dtype=np.bool_), tree.members
     nothing, everything = ask([nobody, ~nobody])
     n_asked = 2
-    # At any moment, these parts have all evidence together.
+    # At any time, the values of these parts sum to the total.
     parts = [_Part(tree.root, nobody, nothing, everything, 1.0)]
     try:
         while True:
@@ -351,7 +351,7 @@ def refine(
                 interactions[node] = (known + weight * interaction) / weights[node]
             parts = [part for part in parts if all(part is not one for one, _ in splits)] + new
     finally:
-        # What was not split is spread evenly over its pixels.
+        # The evidence of parts that were not split is spread evenly over their pixels.
         areas = np.bincount(tree.leaves.reshape(-1), minlength=tree.n_leaves)
         bits, is_known = np.zeros(tree.n_leaves), weights > 0
         for part in parts:
@@ -364,7 +364,7 @@ def refine(
 
 
 def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> FeatureMaskRegions:
-    """The regions at the leaves: those that were given, superpixels, or blocks of one size."""
+    """The regions at the leaves: the given ones, superpixels, or blocks of one size."""
     shape = tuple(images.shape)
     if feature_mask is None and superpixels is None:
         if not is_divided(shape):
@@ -380,7 +380,7 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
 def _tree_of(
     images: Tensor, regions: FeatureMaskRegions, example: int, nested: NestedTree | None
 ) -> RegionTree:
-    """The tree of an example: the one that was given, or one that follows the image."""
+    """The tree of an example: the given one, or one that follows the image."""
     numbers = regions.numbers[0 if len(regions.numbers) == 1 else example].numpy()
     labels, leaves = np.unique(numbers, return_inverse=True)
     leaves = leaves.reshape(numbers.shape)
@@ -390,7 +390,7 @@ def _tree_of(
 
 
 def _attributions(call: ModelCall, trees: list[OwenTree]) -> Any:
-    """Maps of the input's shape that add up to the total; NaN for examples that are not done."""
+    """Maps of the input's shape that sum to the total; NaN for unfinished examples."""
     (like,) = call.inputs
     maps = torch.full((len(like), *like.shape[2:]), torch.nan, dtype=torch.float64, device="cpu")
     for number, tree in enumerate(trees):

@@ -1,4 +1,4 @@
-"""The user's model, called with everything but one tensor of one example held fixed."""
+"""Calls of the user's model in which all but one example is fixed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from captum_pda.model.evaluation_mode import (
 from captum_pda.model.inputs import check_inputs
 from captum_pda.model.outputs import MAX_ROUNDING, agree, check_outputs, one_row_each, scores_of
 
-#: Up to this many arguments are tried both divided among the examples and whole.
+#: Up to this many arguments it is tried whether each is divided among the examples.
 MAX_ARGUMENTS = 4
 
 IS_RANDOM = (
@@ -41,14 +41,14 @@ DEPENDS_ON_BATCH = (
 
 
 class ModelCall:
-    """Calls ``forward_func`` on the inputs as they are, or on perturbed copies of an example.
+    """Calls ``forward_func`` on the unperturbed inputs, or on perturbed copies of an example.
 
     Args:
         forward_func: the user's model or function.
         inputs: the tensors to explain, all with the same batch size N.
-        additional_forward_args: further arguments. Tensors with N rows go with their example, if
-            that is how the model takes them; anything else is handed on as it is.
-        is_tuple: whether the inputs came as a tuple, and so do attributions.
+        additional_forward_args: further arguments. Tensors with N rows are divided among the
+            examples if the model takes them that way; anything else is passed on unchanged.
+        is_tuple: whether inputs and attributions are tuples.
     """
 
     def __init__(
@@ -63,17 +63,16 @@ class ModelCall:
         self.inputs = self.given = inputs
         additional = format_additional_forward_args(additional_forward_args) or ()
         self._arguments = (*inputs, *additional)
-        #: Which of the arguments have a row for each example.
+        #: Which arguments have a row for each example.
         self._is_row = [
             isinstance(each, Tensor) and each.dim() > 0 and len(each) == len(inputs[0])
             for each in self._arguments
         ]
         sizes = [example.shape[0] for example in exported_with(forward_func) if example.dim() > 0]
-        #: How many examples the model takes at once, if it takes no other number. (A size that may
-        #: vary is a symbol.)
+        #: The only batch size that the model takes, if any. (A dynamic size is a symbol.)
         self._batch_size = sizes[0] if sizes and type(sizes[0]) is int else None
         self._outputs: Tensor | None = None
-        #: The user's random numbers, and those of a model that draws some.
+        #: The user's random state, and that of a model which draws random numbers.
         self._random_before = random_state()
         self._own_random: RandomState | None = None
 
@@ -81,7 +80,7 @@ class ModelCall:
     def of(
         cls, forward_func: Callable[..., Any], inputs: object, additional_forward_args: object
     ) -> ModelCall:
-        """The call for inputs as a user gives them, checked; a dict may stand for its tensor."""
+        """The call for a user's inputs, which are checked; a dict may hold the tensor."""
         if isinstance(inputs, Mapping):
             names = [name for name, value in inputs.items() if isinstance(value, Tensor)]
             if len(names) == 1:
@@ -92,27 +91,27 @@ class ModelCall:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether each copy is run by itself."""
+        """Whether each copy is run in a batch of its own."""
         return self._batch_size == 1
 
     @property
     def values_per_example(self) -> int:
-        """How many numbers go into the model with each example."""
+        """The number of input values of each example."""
         given = zip(self._arguments, self._is_row, strict=True)
         return sum(each.numel() // len(each) for each, is_row in given if is_row)
 
     def unperturbed(self) -> Tensor:
-        """The model's outputs for the inputs as they are, (N, ...); see ``check``."""
+        """The model's outputs for the unperturbed inputs, (N, ...); see ``check``."""
         if self._outputs is None:
             with torch.no_grad():
                 self._outputs = self.check(self.as_given())
         return self._outputs
 
     def as_given(self, *arguments: Any) -> Tensor:
-        """The model's outputs for the inputs as they are, or for arguments of the same kind.
+        """The model's outputs for the unperturbed inputs, or for arguments of the same kind.
 
         Raises:
-            BatchDimensionError: the model fails, and does not where each input is one example.
+            BatchDimensionError: the model fails, but would not if each input were one example.
         """
         arguments = arguments or self._arguments
         inputs = arguments[: len(self.inputs)]
@@ -120,11 +119,11 @@ class ModelCall:
         try:
             outputs = self._run(*copied(arguments))
             scores = check_outputs(outputs, inputs)
-            # One image may also pass for a batch of signals, whose number the model then drops.
+            # One image may also be taken for a batch of signals, whose number the model then drops.
             is_doubtful = inputs[0].dim() == 3 and not _keeps_batch(outputs, len(inputs[0]))
         except Exception as error:
             failure, is_doubtful = error, True
-        # A model is believed if it tells one example from two.
+        # A model that gives different outputs for one and two examples takes examples.
         if is_doubtful and all(self._takes_as_examples(arguments, count) for count in (1, 2)):
             shapes = " and ".join(str(tuple(tensor.shape)) for tensor in inputs)
             single = " and ".join(str((1, *tensor.shape)) for tensor in inputs)
@@ -137,7 +136,7 @@ class ModelCall:
         return scores
 
     def _takes_as_examples(self, arguments: Sequence[Any], count: int) -> bool:
-        """Whether the model gives a row for each copy, where each input is one example."""
+        """Whether the model returns a row for each copy if each input is one example."""
         n_inputs = len(self.inputs)
         if any(tensor.dim() > 4 for tensor in arguments[:n_inputs]):
             return False
@@ -153,14 +152,12 @@ class ModelCall:
         return lambda copies: self.with_copies(example, {position: copies})
 
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
-        """The model's outputs for copies of an example's tensors, by their positions."""
         n_copies = len(next(iter(copies.values())))
         return one_row_each(self.repeated(example, n_copies, copies), n_copies)
 
     def repeated(
         self, example: int, n_copies: int, changed: Mapping[int, Tensor] | None = None
     ) -> Any:
-        """What the model returns for copies of an example, of which some tensors are changed."""
         arguments: list[Any] = []
         for number, argument in enumerate(self._arguments):
             if changed and number in changed:
@@ -173,14 +170,14 @@ class ModelCall:
         return self._run(*arguments)
 
     def check(self, outputs: Tensor) -> Tensor:
-        """Find out whether an example gives the same among copies as in the batch it came in.
+        """Check whether an example has the same outputs among copies as in its batch.
 
-        One pass of two rows does where all is well: an example, and a changed copy of it. (For a
-        batch of one also the changed copy alone, and with arguments of N rows, two passes of some
-        more rows.) Where it gives something else, further passes tell why: the model is random,
-        which is said; an argument is not divided among the examples after all; the model takes no
-        other number of examples; or it looks at its batch, so copies are run one at a time.
-        Returns what the outputs of copies are to be compared with.
+        Normally one pass of two rows is enough: an example, and a changed copy of it. (A batch of
+        one also needs the changed copy alone, and arguments of N rows need two passes of some more
+        rows.) If outputs differ, further passes find the reason: the model is random, which is
+        warned of; an argument is not divided among the examples; the model takes one batch size
+        only; or outputs depend on the batch, so that copies are run one at a time. Returns what the
+        outputs of copies are compared with.
         """
         n_rows, start = self._count_unlike_sizes(outputs), random_state()
         problem = self._mismatch(outputs, n_rows)
@@ -199,7 +196,7 @@ class ModelCall:
         if isinstance(problem, Exception):
             self._find_batch_size(outputs, n_rows, problem)
             return outputs
-        # Batches of one size are computed in one way: what differs is not rounding.
+        # Batches of the same size are computed in the same way, so differences are not rounding.
         example, found = problem
         beside_others = self._among(example, n_rows, 0.75)[-1:]
         beside_another = self._among(example, n_rows, changes_last=True)[:1]
@@ -211,15 +208,15 @@ class ModelCall:
         return self._run_alone(outputs)
 
     def _keep_own_random(self, start: RandomState) -> None:
-        """Give the user's random numbers back, if the model has drawn some in its first pass and
-        again since ``start``; what was drawn only once was drawn by another thread."""
+        """Restore the user's random state if the model has changed it in its first pass and again
+        since ``start``; otherwise another thread has changed it."""
         now = random_state()
         if self._random_before != start != now:
             self._own_random = now
             set_random_state(self._random_before)
 
     def _count_unlike_sizes(self, outputs: Tensor) -> int:
-        """A small number of rows that differs from all other sizes, so that none fits by chance."""
+        """A small number of rows that differs from all other sizes, to exclude coincidences."""
         sizes = {1, len(outputs)}
         if any(self._is_row[len(self.inputs) :]):
             tensors = [each for each in (outputs, *self._arguments) if isinstance(each, Tensor)]
@@ -227,9 +224,10 @@ class ModelCall:
         return next(count for count in range(2, len(sizes) + 3) if count not in sizes)
 
     def _examples_to_check(self, n_rows: int) -> set[int]:
-        """The faintest example, which changes the most where a model divides by the largest value,
-        and one whose rows of arguments are others, or the next faintest: a model may look at one of
-        the two. The last of ``n_rows``, which has its own place, only where there is no other."""
+        """The example with the smallest values, which changes most if a model divides by the
+        largest value of its batch, and one with different rows of arguments, or with the next
+        smallest values. The last of ``n_rows`` only if there is no other, because its position is
+        special."""
         sizes, n_inputs = _sizes(self.inputs[0]), len(self.inputs)
         sizes[n_rows - 1 : n_rows] = math.inf
         faintest, *others = sizes.argsort(stable=True)[:2].tolist()
@@ -242,8 +240,8 @@ class ModelCall:
     def _among(
         self, example: int, n_rows: int, strength: float = 0.5, changes_last: bool = False
     ) -> Tensor:
-        """The outputs of changed copies of an example, and of itself as the last unless that is
-        changed too."""
+        """The outputs of changed copies of an example, and last of itself, or of one more changed
+        copy."""
         copies = {}
         for number, tensor in enumerate(self.inputs):
             row = tensor[example : example + 1]
@@ -252,8 +250,8 @@ class ModelCall:
         return self.with_copies(example, copies)
 
     def _mismatch(self, outputs: Tensor, n_rows: int) -> tuple[int, Tensor] | Exception | None:
-        """An example that gives something else among changed copies, with their outputs; or why
-        these could not be run; None if all is well."""
+        """An example whose outputs differ among changed copies, with these outputs; or the error of
+        running them; None if all is well."""
         try:
             for example in sorted(self._examples_to_check(n_rows)):
                 found = self._among(example, n_rows)
@@ -266,9 +264,8 @@ class ModelCall:
     def _agrees(
         self, example: int, outputs: Tensor, found: Tensor, share: float | None = None
     ) -> bool:
-        """Whether an example gives the same among changed copies (``found``) as it gave. If it came
-        alone, a changed copy, which has the smaller values, must also give the same alone; in a
-        larger batch the faintest example is compared anyway, and a model may not take one."""
+        """Whether an example has the same outputs among changed copies (``found``). For a batch of
+        one, a changed copy must also have the same outputs alone."""
         if not agree(found[-1:], outputs[example : example + 1], found, share):
             return False
         if len(outputs) > 1 or len(found) == 1:
@@ -277,9 +274,9 @@ class ModelCall:
         return agree(self.with_copies(example, changed), found[:1], found, share)
 
     def check_batch(self, outputs: Tensor) -> bool:
-        """As ``check``, for a method that runs no copies: one pass in which all examples but one
-        are changed. False if each example is run by itself now."""
-        # One that models look at least: faint, and where possible neither the first nor the last.
+        """The check for a method without copies: one pass in which all examples but one are
+        changed. False if each example must be run by itself."""
+        # An example with small values, and if possible neither the first nor the last.
         faint = _sizes(self.inputs[0]).argsort(stable=True)[: max(1, len(outputs) - 1)].tolist()
         kept = next((number for number in faint if 0 < number < len(outputs) - 1), faint[0])
         start = random_state()
@@ -297,7 +294,7 @@ class ModelCall:
         return self._run_alone(outputs) is outputs
 
     def _run_alone(self, outputs: Tensor) -> Tensor:
-        """Run each example by itself from now on, if the model takes one; its outputs then."""
+        """Run each example by itself from now on, if the model can; returns its outputs."""
         before, self._batch_size = self._batch_size, 1
         try:
             alone = self.as_given()
@@ -309,7 +306,7 @@ class ModelCall:
         return alone
 
     def _find_batch_size(self, outputs: Tensor, n_rows: int, error: Exception) -> None:
-        """Find a way to call a model that fails with another number of examples."""
+        """Find a batch size for a model that fails with another number of examples."""
         reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         for size in (len(outputs), 1):
             self._batch_size = size
@@ -329,7 +326,7 @@ class ModelCall:
         ) from error
 
     def _divides_otherwise(self, outputs: Tensor, n_rows: int) -> bool:
-        """Find which arguments have rows for the examples, if some have as many by chance."""
+        """Find which arguments are divided among the examples, if some have N rows by chance."""
         before = self._is_row
         unclear = [n for n in range(len(self.inputs), len(before)) if before[n]][:MAX_ARGUMENTS]
         for count in range(1, len(unclear) + 1):
@@ -359,13 +356,13 @@ class ModelCall:
             ) from error
 
     def _run(self, *arguments: Any) -> Any:
-        """What the model returns, called with as many rows at a time as it takes."""
+        """Run the model with as many rows at a time as it takes."""
         n_rows, size = len(arguments[0]), self._batch_size
         if size is None or size == n_rows:
             return self._call(*arguments)
         outputs = []
         for start in range(0, n_rows, size):
-            # The last batch is filled up with its last row.
+            # The last batch is padded with its last row.
             rows = torch.arange(start, start + size).clamp_max(n_rows - 1)
             some = [
                 each[rows.to(each.device)] if is_row else each
@@ -375,10 +372,8 @@ class ModelCall:
         return torch.cat(outputs)
 
     def _call(self, *arguments: Any) -> Any:
-        """Call the model; what it draws does not move the user's random numbers.
-
-        Nothing is compiled for an explanation: that takes a minute for each new batch size.
-        """
+        """Call the model without changing the user's random state, and without compiling, which
+        would take a minute for each new batch size."""
         with without_compiling():
             if self._own_random is None:
                 return self.forward_func(*arguments)
@@ -394,9 +389,9 @@ class ModelCall:
 def _with_mapping(
     forward_func: Callable[..., Any], given: dict[str, Any], name: str, tensor: Tensor, *others: Any
 ) -> Any:
-    """Call a model with a dict in which one tensor is another: by keywords if the model has an
-    argument of the tensor's name, as those of Hugging Face have, and otherwise as a dict. A model
-    that fails with the dict gets the tensor, if nothing else is in it."""
+    """Call a model with one tensor of a dict replaced: by keywords if the model has an argument
+    with the tensor's name, as in Hugging Face, and otherwise with a dict. If that fails and the
+    dict has no other entry, the model gets the tensor."""
     values = {**given, name: tensor}
     forward = getattr(forward_func, "forward", forward_func)
     try:
@@ -415,7 +410,7 @@ def _with_mapping(
 
 
 def copied(arguments: Sequence[Any]) -> list[Any]:
-    """The arguments with every tensor copied, since a model may write into them."""
+    """Copies of all tensors, because a model may write into its arguments."""
     return [each.clone() if isinstance(each, Tensor) else each for each in arguments]
 
 
@@ -430,8 +425,8 @@ def _sizes(examples: Tensor) -> Tensor:
 
 
 def _changed(examples: Tensor, strength: float = 0.5) -> Tensor:
-    """Examples (N, C, *space) with half of each at its mean, and fainter: they stay within the
-    range of their values and zero, and differ in whatever a model may compare examples by."""
+    """Examples (N, C, *space) with half of each at its mean, and scaled down: within their range
+    and zero, and different in anything that a model may compare examples by."""
     flat = examples.flatten(2).clone()
     half = flat[..., : (flat.shape[2] + 1) // 2]
     half.copy_(flat.mean(dim=2, keepdim=True).expand_as(half))
@@ -439,7 +434,7 @@ def _changed(examples: Tensor, strength: float = 0.5) -> Tensor:
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:
-    """The tensors in an argument that have a dimension, also in tuples, lists and dicts."""
+    """The tensors of an argument, also in tuples, lists and dicts, that have dimensions."""
     if isinstance(argument, Tensor) and argument.dim() > 0:
         yield argument
     elif isinstance(argument, Mapping | list | tuple):

@@ -1,4 +1,4 @@
-"""A model is explained in evaluation mode, and is as it was afterwards: modes, buffers, noise."""
+"""Evaluation mode during an explanation; modes, buffers and random states are restored."""
 
 from __future__ import annotations
 
@@ -21,55 +21,53 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from captum_pda.errors import warn_user
 
-#: Modules that are in evaluation mode while their model is explained, and by how many threads; the
-#: last one puts them back.
+#: The modules that are in evaluation mode for an explanation, and the number of threads that use
+#: them; the last one restores them.
 _borrowers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 @contextmanager
 def evaluation_mode(forward_func: object) -> Iterator[Iterable[nn.Module]]:
-    """Run a model that was left in training mode in evaluation mode, and put it back after.
+    """Run a model in evaluation mode, and restore its mode afterwards.
 
-    In training mode a prediction is random (dropout) or depends on the other copies in its batch
-    (batch-norm, whose statistics it would change too), so its map would mean nothing. Buffers that
-    the model changes in evaluation mode too are given back. Modules that a function calls are found
-    when it calls them.
+    In training mode predictions are random (dropout) or depend on the other copies of the batch
+    (batch-norm, whose statistics would also change). Buffers that the model changes in evaluation
+    mode are restored too. Modules that a function calls are found when they are called.
 
     Yields:
-        The modules that were found so far.
+        The modules found so far.
     """
     borrowed = _Borrowed()
     with ExitStack() as stack:
         stack.callback(borrowed.give_back)
         for root in _modules_of(forward_func):
             borrowed.add(root)
-        # Compiled modules can't have hooks of all modules.
+        # Compiled modules do not allow hooks of all modules.
         if not any(_is_compiled(module) for module in borrowed.modules):
             stack.callback(register_module_forward_pre_hook(borrowed.on_call).remove)
         yield borrowed.modules
 
 
 class _Borrowed:
-    """Modules that were put into evaluation mode in this thread, with copies of their buffers."""
+    """The modules in evaluation mode in this thread, with copies of their buffers."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         #: In the order in which they were found.
         self.modules: dict[nn.Module, None] = {}
         self._were_training: list[nn.Module] = []
-        #: A module, the name of one of its buffers, the buffer itself, and a copy of its values.
+        #: A module, the name of a buffer, the buffer, and a copy of its values.
         self._buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []
         self._has_warned = False
 
     def on_call(self, module: nn.Module, arguments: Any) -> None:
-        """A module is about to be called, in any thread."""
+        """Handle a module that is about to be called, in any thread."""
         if module not in self.modules and threading.get_ident() == self._thread:
             self.add(module)
 
     def add(self, root: nn.Module) -> None:
-        """Put a module and its children into evaluation mode."""
-        # An exported model stays in the mode that it was exported in.
+        # An exported model keeps the mode in which it was exported.
         exported = (part for part in root.modules() if exported_with(part))
         fixed = {part for module in exported for part in module.modules()}
         new = [module for module in root.modules() if module not in self.modules]
@@ -87,7 +85,7 @@ class _Borrowed:
                 for name, buffer in module.named_buffers(recurse=False)
                 if type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
             ]
-        # A fresh wrapper around a model in evaluation mode has no weights and drops no values.
+        # A new wrapper around a model in evaluation mode has no weights and no dropout.
         if not self._has_warned and any(
             "Dropout" in type(each).__name__ or list(each.parameters(recurse=False))
             for each in left
@@ -100,7 +98,7 @@ class _Borrowed:
             )
 
     def give_back(self) -> None:
-        """Put all modules back, unless another thread still needs them in evaluation mode."""
+        """Restore all modules, unless another thread still needs them in evaluation mode."""
         with _lock:
             for module in self._were_training:
                 _borrowers[module] -= 1
@@ -139,7 +137,8 @@ def _is_compiled(module: object) -> bool:
 
 
 def _modules_of(forward_func: object) -> list[nn.Module]:
-    """The model, or the compiled modules that a function names, whose calls can't be seen."""
+    """The modules of the model, or the compiled modules of a function, whose calls are
+    invisible."""
     model = model_of(forward_func)
     if model is not None:
         return [model]
@@ -150,7 +149,7 @@ def _modules_of(forward_func: object) -> list[nn.Module]:
 
 
 def model_of(forward_func: object) -> nn.Module | None:
-    """The module behind a model, a method of it, or a partial call of one; None for functions."""
+    """The module of a model, a method of it, or a partial call; None for functions."""
     function: Any = forward_func
     while isinstance(function, partial):
         function = function.func
@@ -159,7 +158,7 @@ def model_of(forward_func: object) -> nn.Module | None:
 
 
 def exported_with(forward_func: object) -> list[Tensor]:
-    """The examples that a model from ``torch.export`` was exported with; none for other models."""
+    """The examples with which ``torch.export`` exported a model; none for other models."""
     if not isinstance(forward_func, torch.fx.GraphModule):
         return []
     inputs = [node for node in forward_func.graph.nodes if node.op == "placeholder"]
@@ -167,7 +166,7 @@ def exported_with(forward_func: object) -> list[Tensor]:
     return [example for example in examples if isinstance(example, Tensor)]
 
 
-#: The states of all random numbers that a model may draw, as bytes.
+#: The states of all random numbers that a model may use, as bytes.
 RandomState = list[bytes]
 
 
@@ -177,13 +176,14 @@ def random_state() -> RandomState:
 
 
 def set_random_state(state: RandomState) -> None:
-    """Go on from a state that ``random_state`` has told."""
+    """Restore the states of the global random numbers."""
     for (_, put), values in zip(_generators(), state, strict=False):
         put(pickle.loads(values))
 
 
 def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """What tells and sets the state of each: PyTorch's, Python's, NumPy's, devices' in use."""
+    """Functions that get and set the random states of PyTorch, Python, NumPy and the devices in
+    use."""
     # As an array, which is pickled a hundred times faster.
     yield lambda: torch.get_rng_state().numpy(), _set_rng_state
     yield random.getstate, random.setstate

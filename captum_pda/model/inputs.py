@@ -1,4 +1,4 @@
-"""What a user passes to ``attribute``, checked before anything is computed: inputs and targets."""
+"""Checks of the user's inputs and targets before anything is computed."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def attribution_dtype(tensor: Tensor) -> torch.dtype:
 def target_columns(
     target: TargetType, n_examples: int, output_shape: tuple[int, ...], name: str = "target"
 ) -> list[int]:
-    """The flat output column that ``target`` means for each example, as `Captum
-    <https://captum.ai/api/base_classes.html>`_ has it: None where there is one output, an int, a
-    tuple for outputs of more than two dimensions, or one of those for each example in a list (ints
-    also in a tensor)."""
+    """The flat output column of each example's target, as in `Captum
+    <https://captum.ai/api/base_classes.html>`_: None for a single output, an int, a tuple for
+    outputs of more than two dimensions, or a list of those for each example (or a tensor of
+    ints)."""
     if target is None:
         if math.prod(output_shape) != 1:
             raise ValueError(
@@ -172,9 +172,9 @@ def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
 def masked_columns(
     target: object, output_shape: tuple[int, ...], name: str = "target"
 ) -> list[int] | None:
-    """The flat columns of a region of outputs, or None where ``target`` is not a mask: a boolean
-    mask of the outputs of one example, or (class, mask) with one of the places that each class has
-    a score for, as in segmentation. The other arguments are those of ``target_columns``."""
+    """The flat columns of a region of outputs, or None if ``target`` is no mask: a boolean mask of
+    the outputs of one example, or (class, mask) with a mask of the places that each class has a
+    score for, as in segmentation. For the other arguments see ``target_columns``."""
     of_class = isinstance(target, tuple) and len(target) == 2
     given: Any = target[1] if of_class else target  # type: ignore[index]
     if not isinstance(given, Tensor | np.ndarray) or given.dtype not in (torch.bool, np.bool_):

@@ -1,4 +1,4 @@
-"""Layers of a model: finding one, the feature map that it holds, and the model from there on."""
+"""Layers of a model: finding one, reading its feature map, and running the model from there."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from captum_pda.model.call import ModelCall, copied
 from captum_pda.model.evaluation_mode import model_of
 from captum_pda.model.outputs import agree, one_row_each, scores_of, unit_of_rounding
 
-#: A transformer has at most this many tokens (class token, registers) besides its patches.
+#: The most tokens (class token, registers) of a transformer besides its patches.
 MOST_EXTRA_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class MapLayout:
-    """Where channels and places of a feature map are in a tensor."""
+    """The places of channels and pixels of a feature map in a tensor."""
 
     #: The map's spatial shape.
     space: tuple[int, ...]
-    #: How many tokens come before those of the places, and are left alone.
+    #: The number of tokens before those of the pixels, which are not changed.
     extra: int = 0
     #: "channels first", "channels last" or "tokens" (N, tokens, channels).
     kind: str = "channels first"
@@ -64,13 +64,13 @@ class MapLayout:
 
 @lru_cache(maxsize=1024)
 def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | None:
-    """How a tensor of this shape holds a feature map of inputs with this spatial shape.
+    """The layout of a feature map in a tensor of this shape, for inputs with this spatial shape.
 
-    Channels are first, or last if only the dimensions in the middle have the input's proportions.
-    For images, (N, tokens, channels) is the grid of a transformer's patches, after its class token
-    and registers. None for others, such as pooled features.
+    Channels are first, or last if only the middle dimensions have the input's proportions. For
+    images, (N, tokens, channels) is the grid of a transformer's patches, after its class token and
+    registers. None for other tensors, such as pooled features.
     """
-    #: Of square patches of every side.
+    #: The grids of square patches of every side.
     grids = [tuple(size // side for size in space) for side in range(1, min(space) + 1)]
     if len(shape) == len(space) + 2:
         first, last = shape[2:], shape[1:-1]
@@ -88,14 +88,14 @@ def map_layout(shape: tuple[int, ...], space: tuple[int, ...]) -> MapLayout | No
 
 
 def _in_proportion(places: tuple[int, ...], space: tuple[int, ...]) -> bool:
-    """Whether sides are alike shares of the input's, within a factor of two."""
+    """Whether two shapes have the same proportions, within a factor of two."""
     shares = sorted(size / whole for size, whole in zip(places, space, strict=True))
     return all(large <= 2 * small for small, large in pairwise(shares)) and shares[-1] <= 2
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a model: what it returns or, ``at_input``, what it is called with."""
+    """A layer of a model: its output or, ``at_input``, its input."""
 
     module: nn.Module
     name: str
@@ -103,11 +103,11 @@ class Layer:
 
     @contextmanager
     def exchanged(self, exchange: Callable[[Any], Any], n_passes: int = 0) -> Iterator[None]:
-        """Let ``exchange`` replace what the layer returns or is called with; None leaves it.
+        """Replace the layer's output or input by ``exchange``; None does not change it.
 
-        Only calls from this thread count: others may run the same model meanwhile. A layer that is
-        not called once in each of ``n_passes`` is refused. Compiled code calls no layers, so the
-        model runs as it was written.
+        Only calls from this thread count, because others may run the same model. A layer that is
+        not called exactly once in each of ``n_passes`` is refused. Compiled code calls no layers,
+        so the model runs uncompiled.
         """
         n_visits = 0
         thread = threading.get_ident()
@@ -144,8 +144,8 @@ class Layer:
 
 @contextmanager
 def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Module, Tensor]]:
-    """What the modules of a model (None: all there are) return until a layer is reached, in a pass
-    of one example: the outputs of the outermost ones that are called once and return a tensor."""
+    """The outputs of the modules of a model (None: all there are) in a pass of one example until a
+    layer is reached: of the outermost ones that are called once and return a tensor."""
     kept: dict[nn.Module, Tensor] = {}
     calls: Counter[nn.Module] = Counter()
     is_reached = False
@@ -181,13 +181,13 @@ def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Modu
         del kept[module]
 
 
-#: Held while modules are skipped: threads that share a model wait for each other.
+#: Locked while modules are skipped: threads that share a model wait for each other.
 _SKIPPING = threading.RLock()
 
 
 @contextmanager
 def skipped(outputs: Mapping[nn.Module, Tensor], n_rows: int) -> Iterator[None]:
-    """Let modules return what they returned before, once for each of ``n_rows``, in this thread."""
+    """Let modules return their earlier outputs, repeated for ``n_rows``, in this thread."""
     thread = threading.get_ident()
 
     def returning(output: Tensor, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -209,9 +209,9 @@ def skipped(outputs: Mapping[nn.Module, Tensor], n_rows: int) -> Iterator[None]:
 class LayerCall:
     """Runs a model with other feature maps in one of its layers.
 
-    Modules that are done before the layer is reached are run once, and return the same again for
-    each copy (``runs_rest_only``). Where that gives other outputs, the whole model is run on all
-    copies. ``inputs`` are the feature maps, each (N, C, *space); tokens of a transformer as a grid.
+    Modules that finish before the layer are run once, and their outputs are repeated for each copy
+    (``runs_rest_only``), unless that gives other outputs. ``inputs`` are the feature maps, each (N,
+    C, *space); tokens of a transformer form a grid.
     """
 
     def __init__(self, call: ModelCall, layer: Layer) -> None:
@@ -224,7 +224,7 @@ class LayerCall:
         def keep(values: Any) -> None:
             is_several = isinstance(values, tuple | list)
             self.is_tuple = is_several and not (layer.at_input and len(values) == 1)
-            # Copies, since the rest of the model may write into them.
+            # Copies, because the rest of the model may write into them.
             passes.append(copied(values if is_several else [values]))
 
         n_passes = len(call.given[0]) if call.one_at_a_time else 1
@@ -235,7 +235,7 @@ class LayerCall:
             for each in zip(*passes, strict=True)
         ]
         layouts = [_layout(item, call.given[0]) for item in items]
-        #: The position of each feature map among what the layer returns, and how it is held.
+        #: The position of each feature map among the layer's outputs, and its layout.
         self._maps = [(place, layout) for place, layout in enumerate(layouts) if layout]
         if not self._maps:
             shapes = [getattr(item, "shape", None) for item in items]
@@ -248,22 +248,21 @@ class LayerCall:
                 "layer before pooling and flattening"
             )
         self.inputs = tuple(layout.to_map(items[n]).contiguous() for n, layout in self._maps)
-        #: An example, and what modules before the layer return for it.
+        #: An example, and the outputs of modules before the layer for it.
         self._of_example: tuple[int, dict[nn.Module, Tensor]] = (-1, {})
         self.runs_rest_only = self._can_run_rest_only()
 
     def unperturbed(self) -> Tensor:
-        """The model's outputs for the inputs as they are, (N, ...)."""
         return self._outputs
 
     @property
     def values_per_example(self) -> int:
-        """How many numbers go into what is run with each copy."""
+        """The number of values that are run with each copy."""
         values = sum(maps[0].numel() for maps in self.inputs)
         return values if self.runs_rest_only else values + self._call.values_per_example
 
     def for_example(self, example: int, position: int) -> Callable[[Tensor], Tensor]:
-        """A function from one example's maps ``position``, changed, to the model's outputs."""
+        """A function from changed maps ``position`` of one example to the model's outputs."""
         known = self._known(example) if self.runs_rest_only else {}
         return partial(self._run, known, example, position)
 
@@ -286,7 +285,7 @@ class LayerCall:
         return one_row_each(outputs, len(maps))
 
     def _exchange(self, position: int, maps: Tensor, values: Any) -> Any:
-        """What a layer returns, with other maps in one place and all else once for each of them."""
+        """A layer's output with one map replaced, and everything else repeated for each copy."""
         place, layout = self._maps[position]
         if isinstance(values, Tensor):
             return layout.put(maps, values)
@@ -296,11 +295,11 @@ class LayerCall:
                 items[number] = layout.put(maps, item)
             elif isinstance(item, Tensor) and item.dim() > 0 and len(item) == 1:
                 items[number] = item.expand(len(maps), *item.shape[1:]).clone()
-        # A named tuple takes its items one by one.
+        # A named tuple takes its items as separate arguments.
         return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
     def _can_run_rest_only(self) -> bool:
-        """Whether the model gives the outputs of three copies that are run as a whole."""
+        """Whether three copies have the same outputs as when the whole model is run."""
         with torch.no_grad():
             copies = _with_noise(self.inputs[0][:1], 3)
             expected = self._run({}, 0, 0, copies.clone())
@@ -319,7 +318,7 @@ def _with_noise(maps: Tensor, n_copies: int) -> Tensor:
 
 
 def _layout(item: Any, given: Tensor) -> MapLayout | None:
-    """How a tensor holds a feature map of at least two places; None for anything else."""
+    """The layout of a feature map of at least two places; None for anything else."""
     if not isinstance(item, Tensor) or not item.is_floating_point():
         return None
     if item.dim() < 3 or len(item) != len(given):
@@ -328,16 +327,16 @@ def _layout(item: Any, given: Tensor) -> MapLayout | None:
     return layout if layout is not None and max(layout.space) > 1 else None
 
 
-#: A map of fewer places hardly tells one place of the input from another.
+#: Smaller maps hardly distinguish places of the input.
 MIN_PLACES = 16
-#: How many maps are tested for an influence on the outputs, from the last one backwards.
+#: The most maps that are tested for an influence on the outputs, starting from the last.
 MAX_TESTED_MAPS = 40
-#: How many maps with an influence are tested for whether the rest of the model runs by itself.
+#: The most influential maps that are tested for running the rest of the model alone.
 MAX_INFLUENTIAL_MAPS = 3
 
 
 class NoFeatureMapError(ValueError):
-    """A model has no layer whose feature map can be explained."""
+    """The model has no layer with a feature map to explain."""
 
 
 def named_layer(
@@ -368,11 +367,11 @@ def named_layer(
 def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> LayerCall:
     """The model from its last layer with a spatial feature map on.
 
-    Modules are tried from the last one backwards. One must be called once, not return the outputs
-    themselves, have places in the proportions of the input (at least 16, if any layer has), and
-    influence the outputs: at the end of a vision transformer only the class token has, so the
-    choice falls on what the last attention gets. Layers from which the rest of the model can be run
-    alone come first.
+    Modules are tried from the last one backwards. A module must be called once, not return the
+    outputs themselves, have the proportions of the input (and 16 places, if any layer has), and
+    influence the outputs: at the end of a vision transformer only the class token does, so the
+    input of the last attention is chosen. Layers from which the rest of the model runs alone are
+    preferred.
     """
     model = model_of(forward_func)
     if model is None:
@@ -403,7 +402,7 @@ def last_feature_map(forward_func: Callable[..., Any], call: ModelCall) -> Layer
 
 
 def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayout, Tensor]]:
-    """The modules that return a feature map, in the order in which they return."""
+    """The modules that return a feature map, in the order in which they finish."""
     returned: list[tuple[Layer, Any]] = []
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -422,7 +421,7 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayou
         layout = _layout(values, first)
         if n_calls[layer.name] > 1 or values is outputs or layout is None:
             continue
-        # A square with the side of a transformer's tokens is its table of attention.
+        # A square with the number of a transformer's tokens is its attention.
         is_attention = layout.kind == "channels first" and set(layout.space) <= tokens
         if _in_proportion(layout.space, space) and not (is_attention and len(space) > 1):
             found.append((layer, layout, values))
@@ -430,7 +429,7 @@ def _candidates(model: nn.Module, call: ModelCall) -> list[tuple[Layer, MapLayou
 
 
 def _has_influence(layer: Layer, layout: MapLayout, values: Tensor, call: ModelCall) -> bool:
-    """Whether the outputs change when noise is added to the places of a map."""
+    """Whether the outputs change if noise is added to the map."""
     maps = layout.to_map(values.clone())
     outputs = []
     for changed in (maps, _with_noise(maps, 1)):
@@ -438,9 +437,9 @@ def _has_influence(layer: Layer, layout: MapLayout, values: Tensor, call: ModelC
         with layer.exchanged(partial(lambda put, _: put, put)):
             outputs.append(one_row_each(call.repeated(0, 1), 1))
     before, after = outputs
-    # Both are the same single pass, so hardly anything but the noise can tell them apart.
+    # Both are the same single pass, so differences are due to the noise.
     return not agree(after, before, share=unit_of_rounding(before))
 
 
-#: A model as a function of tensors whose regions are hidden: its inputs, or a layer's maps.
+#: A model as a function of tensors with hidden regions: its inputs, or a layer's maps.
 Call: TypeAlias = ModelCall | LayerCall

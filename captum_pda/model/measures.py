@@ -1,8 +1,4 @@
-"""What a difference of predictions is measured in, and what a prediction is when averaged.
-
-A measure of your own is one class: derive it from ``Measure``, and hand an object of it to a
-method, or its name.
-"""
+"""Measures: the unit of differences of predictions, and the average of predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ LN2 = math.log(2)
 
 
 def register(known: dict[str, Any], cls: type[Any], what: str) -> None:
-    """Make a class that has a name of its own known by it; refuse the name of another class."""
+    """Register a class by its own name; refuses the name of another class."""
     if "name" not in vars(cls):
         return
     other = known.get(cls.name, cls)
@@ -33,7 +29,7 @@ def register(known: dict[str, Any], cls: type[Any], what: str) -> None:
 
 
 def find(argument: str, given: Any, base: type[Any], known: Mapping[str, type[Any]]) -> Any:
-    """The object of a registered name, or an object of the base class as it is."""
+    """The object of a registered name, or the given object of the base class."""
     if isinstance(given, base):
         return given
     if isinstance(given, type) and issubclass(given, base):
@@ -46,18 +42,17 @@ def find(argument: str, given: Any, base: type[Any], known: Mapping[str, type[An
 
 @dataclass(frozen=True)
 class Measure(ABC):
-    """From a score to the quantity whose difference is the evidence.
+    """A function of a score whose difference is the evidence.
 
-    A score is the log-odds of an output in nats, which say everything about its probability p; for
-    a measure without ``needs_probabilities`` it is the output as it is. A subclass that has a
-    ``name`` is known by it from then on, ``measure="name"``; what it is configured with are its
-    fields, all with defaults.
+    A score is the log-odds of an output in nats; for a measure without ``needs_probabilities`` it
+    is the output itself. A subclass with a ``name`` is registered for ``measure="name"``; its
+    configuration is its fields, all with defaults.
 
     Attributes:
-        name: what the measure is called in ``measure="name"``, in results and in files.
-        label: what a colour bar says, with the unit.
-        unit: what stands after a number: "0.3 bits", "0.3 of probability".
-        needs_probabilities: whether scores are log-odds; otherwise outputs are taken as they are.
+        name: for ``measure="name"``, results and files.
+        label: the label of a colour bar, with the unit.
+        unit: follows a number: "0.3 bits", "0.3 of probability".
+        needs_probabilities: whether scores are log-odds, and not the outputs themselves.
 
     Example::
 
@@ -79,31 +74,30 @@ class Measure(ABC):
 
     @abstractmethod
     def value(self, scores: Tensor) -> Tensor:
-        """The measured quantity; the evidence of a window is its value with the window seen less
-        that without."""
+        """The measured quantity; evidence is its value with a region visible minus that without."""
 
     @abstractmethod
     def slope(self, scores: Tensor) -> Tensor:
-        """The derivative of ``value``. It may be negative."""
+        """The derivative of ``value``, which may be negative."""
 
     def error(self, errors: Tensor, scores: Tensor) -> Tensor:
-        """The standard errors of ``value``, from those of the scores, by the delta method."""
+        """The standard errors of ``value`` from those of the scores, by the delta method."""
         return errors * self.slope(scores).abs()
 
     def contrast(self, first: Tensor, second: Tensor) -> Tensor:
-        """What speaks for one output rather than another, from their scores."""
+        """The quantity for one output rather than another, from their scores."""
         return self.value(first) - self.value(second)
 
     def prediction(self, scores: Tensor) -> Tensor:
-        """The prediction itself: the probability p, or the output as it is."""
+        """The prediction: the probability p, or the output itself."""
         return torch.sigmoid(scores) if self.needs_probabilities else scores
 
     def in_words(self, prediction: float) -> str:
-        """A prediction as it is told: a probability in percent, or the output."""
+        """A prediction as text: a probability in percent, or the output."""
         return percent(prediction) if self.needs_probabilities else f"{prediction:.4g}"
 
     def settings(self) -> dict[str, Any]:
-        """What the measured values depend on, as plain values."""
+        """The settings as plain values."""
         return {"name": self.name, **asdict(self), **own_code(self)}
 
 
@@ -112,8 +106,7 @@ MEASURES: dict[str, type[Measure]] = {}
 
 
 class WeightOfEvidence(Measure):
-    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2, their odds
-    against each other, whatever else there is."""
+    """Bits of log-odds, log2 p / (1 - p); two outputs are compared by log2 p_1 / p_2."""
 
     name, label, unit = "weight_of_evidence", "weight of evidence (bits)", "bits"
 
@@ -154,7 +147,7 @@ class InformationDifference(Measure):
 
 
 class RawDifference(Measure):
-    """Outputs as they are, for ``output="raw"``: hidden units, regression, similarity."""
+    """The outputs themselves, for ``output="raw"``: hidden units, regression, similarity."""
 
     name, label, unit = "raw", "difference of the output", "of the output"
     needs_probabilities = False
@@ -167,22 +160,20 @@ class RawDifference(Measure):
 
 
 def find_measure(measure: str | Measure) -> Measure:
-    """The measure of a name, or the object as it is."""
+    """The measure of a name, or the given object."""
     return cast(Measure, find("measure", measure, Measure, MEASURES))
 
 
 def percent(share: float) -> str:
-    """A probability in percent to a tenth, or with as many digits as tell it from 0 and from 1."""
+    """A probability in percent to a tenth, or with the digits that distinguish it from 0 and 1."""
     from_end = min(share, 1 - share)
     digits = -math.floor(math.log10(100 * from_end)) if 0 < from_end < 1 else 1
     return f"{100 * share:.{min(6, max(1, digits))}f}%"
 
 
 def signed(value: float, unit: str = "bits") -> str:
-    """A number with its sign: bits to a tenth, or below 1 to a hundredth; zero has no sign.
-
-    Other units have a scale of their own: below 1, two digits that count.
-    """
+    """A number with its sign: bits to a tenth, or below 1 to a hundredth, zero without a sign;
+    other units below 1 with two significant digits."""
     if unit != "bits":
         return f"{value:+.1f}" if abs(value) >= 1 else f"{value:+.2g}" if value else "0"
     if abs(value) < 0.005:

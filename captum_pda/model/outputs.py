@@ -1,4 +1,4 @@
-"""From what a model returns to scores: a row for each example, then log-odds in nats."""
+"""Output kinds: from a model's outputs to scores, which are log-odds in nats."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from captum_pda.model.measures import (
     register,
 )
 
-#: Outputs that differ by this many units of rounding agree, up to a share of the largest.
+#: Outputs agree if they differ by this many units of rounding, up to a share of the largest.
 ROUNDINGS, MAX_ROUNDING = 1e3, 0.05
-#: What models call their scores: Hugging Face's, and torchvision's for segmentation.
+#: The names of scores in models of Hugging Face, and of torchvision for segmentation.
 NAMES = ("logits", "out")
-#: How far a row of outputs that look like probabilities may be from a sum of 1.
+#: How far the sum of a row of outputs that look like probabilities may be from 1.
 SUM_TOLERANCE = 1e-2
-#: This many logits do not all lie between 0 and 1 by chance.
+#: The number of logits that do not all lie between 0 and 1 by chance.
 ENOUGH_OUTPUTS = 8
 
 
 def scores_of(outputs: object) -> Tensor:
-    """The tensor of scores that a model returned: by itself, as "logits" or "out" of an object or a
-    dict, or first in a tuple or list."""
+    """The tensor of scores in a model's outputs: the tensor itself, "logits" or "out" of an object
+    or a dict, or the first of a tuple or list."""
     if isinstance(outputs, Tensor):
         return outputs
-    #: What is found, by the text that reads it.
+    #: The values, by the code that reads them.
     found: dict[str, Any]
     if isinstance(outputs, Mapping):
         found = {f"[{name!r}]": value for name, value in outputs.items()}
@@ -78,7 +78,7 @@ def scores_of(outputs: object) -> Tensor:
 
 
 def check_outputs(outputs: object, inputs: Sequence[Tensor]) -> Tensor:
-    """The scores of outputs; refused unless they are one floating-point row per example."""
+    """Check outputs and return the scores, one floating-point row per example."""
     scores = scores_of(outputs)
     if not scores.is_floating_point():
         raise TypeError(
@@ -89,7 +89,7 @@ def check_outputs(outputs: object, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def one_row_each(outputs: object, n_rows: int) -> Tensor:
-    """The scores of outputs; refused unless they are one row for each copy."""
+    """The scores of outputs; refused unless there is one row for each copy."""
     scores = scores_of(outputs)
     if n_rows == 1 and (scores.dim() == 0 or len(scores) != 1):
         # A model that squeezes its outputs has dropped the batch dimension.
@@ -105,8 +105,8 @@ def one_row_each(outputs: object, n_rows: int) -> Tensor:
 def agree(
     outputs: Tensor, expected: Tensor, beside: Tensor | None = None, share: float | None = None
 ) -> bool:
-    """Whether outputs differ by no more than rounding, or by this share of the largest of them and
-    of those beside them."""
+    """Whether outputs differ only by rounding, or by this share of the largest of them and of those
+    ``beside`` them."""
     if outputs.shape != expected.shape:
         return False
     if share is None:
@@ -118,7 +118,7 @@ def agree(
 
 
 def unit_of_rounding(outputs: Tensor) -> float:
-    """How coarsely a model's outputs are rounded, as a share of their size."""
+    """The unit of rounding of a model's outputs, relative to their size."""
     kind = outputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else outputs.dtype
     return torch.finfo(dtype).eps
@@ -126,26 +126,28 @@ def unit_of_rounding(outputs: Tensor) -> float:
 
 @dataclass(frozen=True)
 class OutputKind(ABC):
-    """What a model's outputs are, and how they are read as scores.
+    """The kind of a model's outputs, which says how they are read as scores.
 
-    A score is the log-odds of an output in nats, or the output as it is where the kind has no
-    probabilities. Log-odds say everything about a probability p without rounding it to 0 or 1:
-    log p = logsigmoid(log-odds) and log(1 - p) = logsigmoid(-log-odds).
+    A score is the log-odds of an output in nats, or the output itself if the kind has no
+    probabilities. Log-odds do not round a probability p to 0 or 1: log p = logsigmoid(log-odds) and
+    log(1 - p) = logsigmoid(-log-odds).
 
-    A subclass that has a ``name`` is known by it from then on, ``output="name"``; what it is
-    configured with are its fields, all with defaults. Derive it from the kind that is closest.
+    A subclass with a ``name`` is registered for ``output="name"``; its configuration is its fields,
+    all with defaults. Derive it from the most similar kind.
 
     Attributes:
-        name: what the kind is called in ``output="name"``, in ``--output-kind`` and in files.
-        words: what the outputs are, for the command's help.
+        name: for ``output="name"``, ``--output-kind`` and files.
+        words: a description for the command's help.
         has_probabilities: whether scores are log-odds.
-        are_logits: whether a softmax or sigmoid is still to come, so that a model that ends in one
+        are_exclusive: whether one class is the answer; otherwise each output has an answer.
+        are_logits: whether a softmax or sigmoid follows, so that a model that ends in one
             contradicts this kind.
     """
 
     name: ClassVar[str]
     words: ClassVar[str]
     has_probabilities: ClassVar[bool] = True
+    are_exclusive: ClassVar[bool] = True
     are_logits: ClassVar[bool] = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -154,8 +156,8 @@ class OutputKind(ABC):
 
     @abstractmethod
     def scores(self, outputs: Tensor) -> Tensor:
-        """The scores of outputs (rows, classes, *places), in the same shape and at least single
-        precision. What stands at a place may depend on the classes there only."""
+        """The scores of outputs (rows, classes, *places), of the same shape, in at least single
+        precision. Scores at a place may depend on the classes at this place only."""
 
     def column(self, outputs: Tensor, column: int) -> Tensor:
         """The score of one flat output column, (rows, 1)."""
@@ -165,19 +167,16 @@ class OutputKind(ABC):
         return self.scores(classes)[:, target : target + 1]
 
     def check(self, outputs: Tensor) -> None:  # noqa: B027 - most kinds take any outputs
-        """Refuse, or warn of, outputs for the unperturbed inputs that contradict the kind."""
+        """Refuse, or warn of, unperturbed outputs that contradict the kind."""
 
     def warn_of_rounding(  # noqa: B027 - most kinds lose nothing
         self, dtype: torch.dtype, scores: Iterable[Tensor]
     ) -> None:
-        """Warn where outputs of a dtype were rounded so that scores are only bounds."""
+        """Warn if outputs of a dtype were rounded so that scores are only bounds."""
 
     def average(self, scores: Tensor) -> Tensor:
-        """The score of the prediction averaged over the samples in dimension 0.
-
-        Probabilities are averaged, in log space: log p = logsumexp_s(log p_s) - log S, and
-        log(1 - p) in the same way.
-        """
+        """The score of the mean prediction over the samples in dimension 0. Probabilities are
+        averaged in log space: log p = logsumexp_s(log p_s) - log S, and likewise log(1 - p)."""
         if len(scores) == 1:
             return scores[0]
         # The - log S of both terms cancels in the log-odds.
@@ -187,8 +186,8 @@ class OutputKind(ABC):
         """The standard error of ``average``, from the samples in dimension 0.
 
         By the delta method s / sqrt(S) / (p (1 - p)) in nats, with s the standard deviation of the
-        probabilities p_s and p their mean. It is worked out from p_s / p, or from
-        (1 - p_s) / (1 - p) where that is the rarer event, so that nothing is rounded to 0 or 1.
+        probabilities p_s and p their mean. It is computed from p_s / p, or from (1 - p_s) / (1 - p)
+        if that event is rarer, so that nothing is rounded to 0 or 1.
         """
         log_p, log_not_p = F.logsigmoid(scores), F.logsigmoid(-scores)
         mean_p, mean_not_p = (x.logsumexp(dim=0) - math.log(len(x)) for x in (log_p, log_not_p))
@@ -196,11 +195,8 @@ class OutputKind(ABC):
         return ratios.std(dim=0) / math.sqrt(len(scores)) / torch.maximum(mean_p, mean_not_p).exp()
 
     def measure(self, measure: str | Measure = "weight_of_evidence") -> Measure:
-        """The measure to apply to scores; without probabilities, weight of evidence, which is the
-        default of all methods, means the plain difference.
-
-        Refuses an unknown measure, or one that does not go with the kind.
-        """
+        """The measure to apply to scores. Without probabilities the default, weight of evidence, is
+        the plain difference. Refuses unknown measures and ones that do not fit the kind."""
         found = find_measure(measure)
         if isinstance(found, WeightOfEvidence):
             return found if self.has_probabilities else RawDifference()
@@ -214,7 +210,7 @@ class OutputKind(ABC):
         return found
 
     def settings(self) -> str | dict[str, Any]:
-        """What scores depend on, as plain values: the name, if that is all."""
+        """The settings as plain values: the name, if that is all."""
         more = {**asdict(self), **own_code(self)}
         return {"name": self.name, **more} if more else self.name
 
@@ -224,8 +220,7 @@ OUTPUT_KINDS: dict[str, type[OutputKind]] = {}
 
 
 class Logits(OutputKind):
-    """Logits of classes (dimension 1) that exclude each other; a single column is one sigmoid
-    logit."""
+    """Logits of exclusive classes (dimension 1); a single column is one sigmoid logit."""
 
     name, words = "logits", "of classes that exclude each other, before a softmax"
     are_logits = True
@@ -234,8 +229,8 @@ class Logits(OutputKind):
         logits = _widened(outputs)
         if not _are_several(logits):
             return logits
-        # At most one class can be above a half: only its 1 - p needs the sum of the others. Its p
-        # is taken out of the rest, whose gradient would be NaN where it is rounded to 1.
+        # Only a class above a half needs the sum of the others for its 1 - p. It is taken out of
+        # the rest, whose gradient would be NaN if its p is rounded to 1.
         top, best = logits.max(dim=1, keepdim=True)
         others = torch.logsumexp(logits.scatter(1, best, -math.inf), dim=1, keepdim=True)
         log_probability = torch.log_softmax(logits, dim=1).scatter(1, best, -1)
@@ -261,9 +256,10 @@ class Logits(OutputKind):
 
 
 class MultilabelLogits(Logits):
-    """A sigmoid logit for each label: each is a yes-or-no question of its own."""
+    """A sigmoid logit for each label, which are independent."""
 
     name, words = "multilabel", "logits of labels, each before a sigmoid of its own"
+    are_exclusive = False
 
     def scores(self, outputs: Tensor) -> Tensor:
         return _widened(outputs)
@@ -272,23 +268,23 @@ class MultilabelLogits(Logits):
 class Probabilities(OutputKind):
     """Probabilities after a softmax (dimension 1) or sigmoids.
 
-    Whether classes exclude each other is seen from their sum, row by row: where it is 1 but for
-    rounding, both readings agree, and the sum of the others has kept what 1 - p has lost.
+    Rows that sum to 1 but for rounding are read as exclusive classes: both readings agree, and the
+    sum of the others is more accurate than 1 - p.
     """
 
     name, words = "probabilities", "of either, after the softmax or sigmoids"
 
     def scores(self, outputs: Tensor) -> Tensor:
-        """log p - log(1 - p), where 1 - p is the sum of the others if they compete."""
+        """log p - log(1 - p), where 1 - p is the sum of the others for exclusive classes."""
         values = _widened(outputs)
         eps, smallest = torch.finfo(outputs.dtype).eps, _smallest(outputs.dtype)
         complement = (1 - values).clamp_min(eps / 2)
         if _are_several(values):
-            # The sum of the others is exact also beside a value near 1.
+            # The sum of the others is accurate also if a value is near 1.
             best = values.argmax(dim=1, keepdim=True)
             without_best = values.scatter(1, best, 0).sum(dim=1, keepdim=True)
             others = (values.sum(dim=1, keepdim=True) - values).scatter(1, best, without_best)
-            # Values rounded to half precision sum to 1 within one unit; summing adds some at most.
+            # Values rounded to half precision sum to 1 within one unit; the summation adds some.
             tolerance = max(eps, 16 * torch.finfo(values.dtype).eps)
             competing = (values + others - 1).abs() <= tolerance
             complement = torch.where(competing, others.clamp_min(smallest), complement)
@@ -315,10 +311,10 @@ class Probabilities(OutputKind):
 
 
 class RawOutputs(OutputKind):
-    """Plain numbers, compared as they are: hidden units, regression, similarity."""
+    """Numbers that are compared directly: hidden units, regression, similarity."""
 
     name, words = "raw", "plain numbers, as of a regression"
-    has_probabilities = False
+    has_probabilities = are_exclusive = False
 
     def scores(self, outputs: Tensor) -> Tensor:
         return _widened(outputs)
@@ -331,7 +327,7 @@ class RawOutputs(OutputKind):
 
 
 def find_output_kind(output: str | OutputKind) -> OutputKind:
-    """The output kind of a name, or the object as it is."""
+    """The output kind of a name, or the given object."""
     return cast(OutputKind, find("output", output, OutputKind, OUTPUT_KINDS))
 
 
@@ -349,8 +345,7 @@ def _look_like_probabilities(outputs: Tensor) -> bool:
 
 
 def _smallest(dtype: torch.dtype) -> float:
-    """The smallest positive probability that outputs of a dtype can have, at least normal when
-    read in single precision."""
+    """The smallest positive probability of a dtype, which is normal in single precision."""
     info = torch.finfo(dtype)
     normal = torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
     return max(info.tiny * info.eps, normal)
@@ -358,7 +353,7 @@ def _smallest(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class ExplainedOutputs:
-    """Which outputs of a model are explained, and how they are read as scores."""
+    """The outputs of a model that are explained, and their kind."""
 
     kind: OutputKind
     output_shape: tuple[int, ...]  #: Of one example.
@@ -368,7 +363,7 @@ class ExplainedOutputs:
 
     @classmethod
     def all_of(cls, kind: OutputKind, outputs: Tensor) -> ExplainedOutputs:
-        """All outputs, of which those for the unperturbed inputs are given and checked."""
+        """All outputs; unperturbed ``outputs`` are checked."""
         if not device_sync.all_finite(outputs):
             raise ValueError(
                 "the model returned NaN or infinity for the unperturbed inputs; check the "
@@ -379,7 +374,7 @@ class ExplainedOutputs:
 
     @classmethod
     def of_target(cls, kind: OutputKind, outputs: Tensor, target: TargetType) -> ExplainedOutputs:
-        """The output of each example that ``target`` means, or the region of outputs."""
+        """The output of each example that ``target`` names, or its region of outputs."""
         every = cls.all_of(kind, outputs)
         region = masked_columns(target, every.output_shape)
         if region is not None:
@@ -389,14 +384,13 @@ class ExplainedOutputs:
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """The shape of an example's scores as they are kept."""
+        """The shape of the scores of an example."""
         if self.region is not None:
             return (len(self.region),)
         return self.output_shape if self.columns is None else ()
 
     @property
     def n_columns(self) -> int:
-        """How many scores are kept per example."""
         return math.prod(self.kept_shape)
 
     def for_example(self, number: int) -> Callable[[Tensor], Tensor]:
@@ -412,13 +406,12 @@ class ExplainedOutputs:
         return torch.cat([self.for_example(n)(outputs[n : n + 1]) for n in range(len(outputs))])
 
     def watched_columns(self, target: TargetType, scores: Tensor, name: str) -> list[int]:
-        """The column of each example that ``target`` means; without one, that of the largest of
-        its scores (N, columns). Errors call the target ``name``."""
+        """The column of each example that ``target`` names; by default the largest of its scores
+        (N, columns). Errors call the target ``name``."""
         if target is None and self.kind.has_probabilities and len(self.output_shape) <= 1:
             predicted: list[int] = scores.argmax(dim=1).tolist()
             return predicted
         return target_columns(target, len(scores), self.output_shape, name)
 
     def warn_of_rounding(self, *scores: Tensor) -> None:
-        """Warn where outputs were rounded so that scores are only bounds."""
         self.kind.warn_of_rounding(self.dtype, scores)

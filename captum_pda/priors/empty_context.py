@@ -1,4 +1,4 @@
-"""The empty context: what a model gets when nothing is seen, and when one region alone is."""
+"""The empty context: the model's input with everything hidden, or with only one region visible."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from captum_pda.regions.protocol import PlacedWindows, Windows, box_values
 
 Floats = npt.NDArray[np.float64]
 
-#: The blur that leaves nothing to see, as a share of the shorter side: 20 of 224 pixels.
+#: The standard deviation of the blur that hides an image, as a share of the shorter side.
 BLUR = 20 / 224
-#: The blur around random sets of regions: 10 of 224 pixels. Half as much is more faithful there
+#: The blur around random sets of regions; half as strong is more faithful there
 #: (benchmarks/FAITHFULNESS.md).
 BLUR_AROUND_SETS = 10 / 224
-#: How soft the edges of a region are that is seen alone, as a share of its extent.
+#: The softness of the edges of a single visible region, as a share of its extent.
 EDGE = 1 / 16
 #: Where the soft edge ends, in standard deviations.
 REACH = 3
-#: How soft the edges of sets of regions are, as a share of the shorter side: 2 of 224 pixels.
+#: The softness of the edges of sets of regions, as a share of the shorter side.
 SET_EDGE = 2 / 224
-#: What is seen of a pixel up to this share is nothing, and all of it from one less this share on.
+#: Visible shares of a pixel are rounded to 0 or 1 if they differ from it by less than this.
 LEAST_SEEN = 1e-4
 
 
 class EmptyContext:
-    """What a prior has where nothing is seen, and where one region alone is seen.
+    """The inputs of the empty context for a prior.
 
     Args:
-        prior: any prior; None is the default one. It needs a method ``nothing_seen(example)``.
-            Without a method ``seen_alone(example, windows)`` regions are pasted with soft edges.
+        prior: any prior with a method ``nothing_seen(example)``; None is the default one. Without a
+            method ``seen_alone(example, windows)``, regions are pasted with soft edges.
     """
 
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    #: Increase this whenever the same example and settings give other fills.
     version = 2
 
     def __init__(self, prior: Any) -> None:
         self._prior = prior
 
     def nothing_seen(self, example: Tensor) -> Tensor:
-        """An example (C, *space) with nothing seen of it, of the same shape."""
+        """An example (C, *space) with everything hidden, of the same shape."""
         if self._prior is None:
             return blurred(example)
         if isinstance(self._prior, type) or not hasattr(self._prior, "nothing_seen"):
@@ -66,7 +66,7 @@ class EmptyContext:
         return nothing.to(example.dtype)
 
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region with nothing else seen: the boxes that differ from ``nothing_seen``, and
+        """Each region as the only visible part: the boxes that differ from ``nothing_seen``, and
         their contents (W, C, *box)."""
         if hasattr(self._prior, "seen_alone"):
             boxes, contents = self._prior.seen_alone(example, windows)
@@ -80,8 +80,8 @@ class EmptyContext:
         return pasted(example, self.nothing_seen(example), windows)
 
     def around_sets(self, example: Tensor) -> Tensor:
-        """What random sets of regions of an example (C, *space) are seen in, of the same shape: the
-        example blurred half as much, or what a prior of another kind has where nothing is seen."""
+        """The surroundings of random sets of regions of an example (C, *space): the example blurred
+        half as much as in ``nothing_seen``, or ``nothing_seen`` of a prior that does not blur."""
         own = getattr(type(self._prior), "nothing_seen", None)
         if self._prior is None or own is BlurredContext.nothing_seen:
             return blurred(example, BLUR_AROUND_SETS)
@@ -90,8 +90,8 @@ class EmptyContext:
     def seen_together(
         self, example: Tensor, windows: Windows, around: Tensor | None = None
     ) -> tuple[Windows, Tensor]:
-        """What is not hidden of windows that are the whole input, with nothing else seen, or in
-        what is ``around`` (C, *space): the boxes, and their contents (W, C, *space)."""
+        """The visible pixels of windows that are the whole input, in ``nothing_seen`` or in
+        ``around`` (C, *space): the boxes, and their contents (W, C, *space)."""
         if windows.hidden is None or windows.window != windows.space:
             raise ValueError("what is seen together needs windows of the whole input, with hidden")
         nothing = self.nothing_seen(example) if around is None else around
@@ -105,16 +105,16 @@ class EmptyContext:
 
 
 class BlurredContext:
-    """What priors of photos have in common: where nothing is seen stands the blurred example."""
+    """Base class of priors for photos: with everything hidden, the input is blurred."""
 
     def nothing_seen(self, example: Tensor) -> Tensor:
-        """The example (C, *space) blurred until only its layout of colours is left, by a Gaussian
-        of 20/224 of its shorter side: evidence is then about structure, not about colours."""
+        """The example (C, *space) blurred by a Gaussian of 20/224 of its shorter side, so that only
+        its layout of colours is left and evidence is about structure."""
         return blurred(example)
 
 
 def seen_share(hidden: Tensor) -> Tensor:
-    """How much is seen of each pixel where some are hidden (sets, *space), with soft edges."""
+    """The visible share of each pixel for hidden pixels (sets, *space), with soft edges."""
     seen, space = (~hidden.cpu()).numpy().astype(np.float32), hidden.shape[1:]
     options: dict[str, Any] = {"sigma": SET_EDGE * min(space), "mode": "constant"}
     for axis, size in enumerate(space, start=1):
@@ -127,14 +127,15 @@ def seen_share(hidden: Tensor) -> Tensor:
 
 
 def blurred(example: Tensor, share: float = BLUR) -> Tensor:
-    """A photo (C, *space) in which nothing can be made out but where which colours are.
+    """A photo (C, *space) blurred so much that only the layout of its colours remains.
 
-    With g a Gaussian whose standard deviation is ``share`` of the shorter side, 20/224 of it,
+    With g a Gaussian whose standard deviation is ``share`` of the shorter side,
 
         n(p) = sum_q g(p - q) x(q) / sum_q g(p - q)     over the pixels q of the photo.
 
-    Why not the mean colour: what a region says by itself is then about its structure, not about
-    its difference from grey. Maps of photos were about as good with either (benchmarks/SPEED.md).
+    Evidence in the empty context is then about the structure of a region and not about its
+    difference from grey. With the mean colour instead, maps were about equally good
+    (benchmarks/SPEED.md).
     """
     space = tuple(example.shape[1:])
     smooth = device_sync.in_double(example.detach()).cpu().numpy()
@@ -147,17 +148,17 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
 
 
 def pasted(example: Tensor, nothing: Tensor, windows: Windows) -> tuple[PlacedWindows, Tensor]:
-    """Each region of an example (C, *space) by itself, in an input with nothing else seen.
+    """Each region of an example (C, *space) as the only visible part of the input.
 
-    With n the input with nothing seen, and s in [0, 1] what is seen of each pixel,
+    With n the input with everything hidden, and s in [0, 1] the visible share of each pixel,
 
         x_w = n + s (x - n),     s(p) = sum_{q in w} g(p - q) / sum_q g(p - q),
 
-    where g is a Gaussian, cut at three standard deviations, whose standard deviation along an axis
-    is 1/16 of the region's extent there: the window's width, or the mean length of the runs of
-    pixels of a region of another shape. So no edge is seen around the region, and none where it
-    ends with the input. It is n itself beyond a box: the window and a margin around it. Returns
-    these boxes, and their contents (W, C, *box).
+    where g is a Gaussian, cut at three standard deviations, with a standard deviation of 1/16 of
+    the region's extent along each axis: the window's width, or for other shapes the mean length of
+    its runs of pixels. So the region has no visible edge, nor has one that ends at the border of
+    the input. Returns boxes around the regions, beyond which the input is n, and their contents (W,
+    C, *box).
     """
     margin = _reach(np.array(windows.window))
     box = np.minimum(np.add(windows.window, 2 * margin), windows.space)
@@ -173,7 +174,7 @@ def pasted(example: Tensor, nothing: Tensor, windows: Windows) -> tuple[PlacedWi
 
 
 def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
-    """How much is seen of each pixel of each box, (W, *box)."""
+    """The visible share of each pixel of each box, (W, *box)."""
     seen = np.zeros((len(windows), *boxes.window))
     masks = np.ones((len(windows), *(1 for _ in windows.window)), dtype=np.bool_)
     if windows.hidden is not None:
@@ -198,8 +199,8 @@ def _softened(values: Floats, length: float, axis: int = 0) -> Floats:
 
 
 def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float]:
-    """The extent of a region along each axis: the window's, or the mean length of its runs of
-    pixels (*window); 1 for a region without pixels."""
+    """The extent of a region along each axis: the window's width, or the mean length of the runs of
+    pixels in a mask (*window); 1 without pixels."""
     if mask.size == 1:
         return [float(width) for width in window]
     runs = (np.diff(mask, axis=axis, prepend=False) & mask for axis in range(mask.ndim))
@@ -207,6 +208,6 @@ def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float
 
 
 def _reach(length: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """How far the soft edge of a region of this extent reaches."""
+    """The width of the soft edge of a region of this extent."""
     reach: npt.NDArray[np.int64] = np.ceil(REACH * EDGE * np.asarray(length)).astype(np.int64)
     return reach

@@ -1,14 +1,14 @@
-"""The default prior: a Gaussian field over all pixels, conditioned on everything that is seen.
+"""The default prior: a Gaussian field over all pixels, conditioned on all visible ones.
 
 The power spectrum of natural images falls as 1/f^2 (Ruderman 1994). The Gaussian field with that
 spectrum has the Laplacian L of the pixel grid as its precision matrix,
 
     x^T L x = sum over neighbouring pixels (x_p - x_q)^2,
 
-so hidden pixels h given the seen ones s have the mean m with L_hh m = -L_hs x_s: the harmonic
-interpolation of what surrounds them. Their covariance is L_hh^-1 times a covariance of colours.
-A field that was fitted to data has the precision Q = 1/l^2 + L + b^2 L^2, with a correlation
-length l and a smoothness b.
+so hidden pixels h given the visible ones s have the mean m with L_hh m = -L_hs x_s, the harmonic
+interpolation of their surroundings. Their covariance is L_hh^-1 times a covariance of colours. A
+fitted field has the precision Q = 1/l^2 + L + b^2 L^2, with a correlation length l and a smoothness
+b.
 """
 
 from __future__ import annotations
@@ -47,28 +47,26 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Samples vary as much as the seen pixels up to this share of the region's extent around it, and
-#: at least this many: 4 pixels around a window of 10 are the papers' outer patch.
+#: The distance up to which pixels around a region set the variance of its samples, as a share of
+#: the region's extent, and its minimum. 4 pixels around a window of 10 are the papers' outer patch.
 SURROUNDINGS, LEAST_SURROUNDINGS = 1 / 4, 4
-#: Edges between the bins of a power spectrum, in eigenvalues of the Laplacian.
+#: The bins of a power spectrum, in eigenvalues of the Laplacian.
 SPECTRUM_EDGES = np.geomspace(1e-7, 12.0, 257)
 #: Bounds of a fitted correlation length and smoothness, in pixels.
 LENGTH_BOUNDS, SMOOTHNESS_BOUNDS = (0.1, 1e4), (1e-3, 1e3)
 
 
 class GaussianFieldPrior(BlurredContext):
-    """All pixels are one Gaussian field; a region is expected given all pixels outside of it.
+    """A Gaussian field over all pixels; each region is predicted from all pixels outside of it.
 
-    Without a fit, nothing about the data is assumed but that neighbouring pixels are alike. The
-    conditional mean of a region is the harmonic interpolation of the pixels around it, in one to
-    three dimensions, for regions of any shape. Samples vary as much, and in the same colours, as
-    the seen pixels around the region. No fill depends on the pixels that it replaces.
+    Without a fit, it only assumes that neighbouring pixels are similar. The conditional mean of a
+    region is the harmonic interpolation of its surroundings, in one to three dimensions and for any
+    shape. Samples have the variance and the colours of the visible pixels around the region. A fill
+    never depends on the pixels that it replaces.
 
-    A fit to images of another kind than photos (``fit``) adds a correlation length, a smoothness,
-    a mean and a covariance of colours.
-
-    Where nothing is seen, because a region is the whole input, the conditional mean is the fitted
-    mean; without a fit it is 0, the mean of inputs that were normalised, and so are samples.
+    ``fit`` adds a correlation length, a smoothness, a mean and a covariance of colours, for images
+    that are not photos. For a region that is the whole input, the conditional mean is the fitted
+    mean, or without a fit 0, the mean of normalised inputs.
 
     Example::
 
@@ -78,7 +76,7 @@ class GaussianFieldPrior(BlurredContext):
         >>> EfficientPDA(model, prior=prior).attribute(image, target=3)
     """
 
-    #: Raised whenever the same arguments give other fills.
+    #: Increase this whenever the same arguments give other fills.
     version = 3
 
     def __init__(self) -> None:
@@ -93,14 +91,14 @@ class GaussianFieldPrior(BlurredContext):
 
     @property
     def correlation_distance(self) -> float:
-        """Over how many pixels values are correlated: 1/sqrt(v), with v the eigenvalue of the
+        """The distance over which pixels are correlated: 1/sqrt(v), with v the eigenvalue of the
         Laplacian at which the power spectrum 1 / (1/l^2 + v + b^2 v^2) has fallen to half.
 
-        It is l for b = 0. In very smooth data v hardly counts beside its square, and l and b are
-        not determined by themselves; then this is sqrt(l b), which is.
+        For b = 0 it is l. In very smooth data only the product of l and b is determined, and it is
+        sqrt(l b).
         """
         length, b2 = self.correlation_length, self.smoothness**2
-        # The positive root of b^2 v^2 + v = 1/l^2, in a form that is right for b = 0 too.
+        # The positive root of b^2 v^2 + v = 1/l^2, in a form that holds for b = 0 too.
         return length * math.sqrt((1 + math.sqrt(1 + 4 * b2 / length**2)) / 2)
 
     # Filling regions
@@ -123,14 +121,14 @@ class GaussianFieldPrior(BlurredContext):
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draws of each region's content given all other pixels, (S, W, C, *window)."""
+        """Samples of each region's content given all other pixels, (S, W, C, *window)."""
         n_samples, n_channels = check_count("n_samples", n_samples), len(example)
         self._check_channels(example)
         fills = example.new_empty(n_samples, len(regions), n_channels, *regions.window)
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, n_samples * n_channels):
                 level = self._level(systems)
-                # All in one solution: the mean of each channel, then the draws.
+                # Solved together: the mean of each channel, then the samples.
                 parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
                 both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
                 drawn = both[:, n_channels:].reshape(-1, n_samples, n_channels, *regions.window)
@@ -142,7 +140,7 @@ class GaussianFieldPrior(BlurredContext):
     def _systems(
         self, example: Tensor, regions: Windows, n_values: int
     ) -> Iterator[tuple[slice, HiddenPixels]]:
-        """The equations of regions, as many at once as suit n_values for each pixel."""
+        """The equations of regions, in groups that fit in memory with n_values for each pixel."""
         at_once = max(1, VALUES_AT_ONCE // (n_values * math.prod(regions.window)))
         for start in range(0, len(regions), at_once):
             some = slice(start, start + at_once)
@@ -150,7 +148,7 @@ class GaussianFieldPrior(BlurredContext):
             yield some, HiddenPixels(example, regions[some], *lengths)
 
     def _level(self, systems: HiddenPixels) -> Tensor:
-        """The mean of the field, (W or 1, C, 1...); without a fit that of what is seen nearby."""
+        """The fitted mean, or that of the visible pixels nearby, (W or 1, C, 1...)."""
         if self.mean is None:
             return systems.boundary_mean()
         mean = device_sync.moved_like(self.mean, systems.values)
@@ -184,13 +182,13 @@ class GaussianFieldPrior(BlurredContext):
     ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 
-        The coefficients of an image's cosine transform are independent under the field, with
-        covariance S / (1/l^2 + v + b^2 v^2) for the eigenvalue v of the Laplacian. Correlation
-        length l, smoothness b and the covariance S of colours are those of the largest likelihood,
-        from one pass over the data. Images may differ in size.
+        Under the field, the coefficients of an image's cosine transform are independent, with
+        covariance S / (1/l^2 + v + b^2 v^2) for the eigenvalue v of the Laplacian. The correlation
+        length l, the smoothness b and the covariance S of colours maximise the likelihood, from one
+        pass over the data. Images may differ in size.
 
-        With a process group each rank gives its own part of the data, such as a loader with a
-        DistributedSampler, and all get the fit to the whole.
+        With a process group each rank passes its own part of the data, such as a loader with a
+        DistributedSampler, and all get the fit to all data.
         """
         ranks = Ranks(process_group)
         spectrum: _Spectrum | None = None
@@ -199,7 +197,7 @@ class GaussianFieldPrior(BlurredContext):
             for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
                 spectrum = spectrum or _Spectrum(batch.shape[1])
                 spectrum.add(batch)
-        # All ranks add in the same order.
+        # All ranks add up in the same order.
         fits = [each for each in ranks.gather(spectrum) if each]
         if not fits:
             raise ValueError("there were no batches to fit on any rank; the iterables were empty")
@@ -211,7 +209,7 @@ class GaussianFieldPrior(BlurredContext):
         return self
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write the fit to a safetensors file, which holds numbers and settings only."""
+        """Write the fit to a safetensors file, which contains numbers and settings only."""
         if self.mean is None or self.colour_covariance is None:
             raise ValueError("this GaussianFieldPrior has no fit to save; call fit(images) first")
         lengths = torch.from_numpy(np.array([self.correlation_length, self.smoothness]))
@@ -220,9 +218,9 @@ class GaussianFieldPrior(BlurredContext):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
-        """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads.
+        """Read a prior that ``save`` wrote. No code is run, and the file is checked.
 
-        ``device`` is accepted as for other priors; fills are computed on the example's device.
+        ``device`` exists for compatibility: fills are computed on the example's device.
         """
         with opened_tensors(path, "cpu") as file:
             if file.settings.get("kind") != "GaussianFieldPrior":
@@ -253,7 +251,7 @@ class GaussianFieldPrior(BlurredContext):
         return prior
 
     def settings(self) -> dict[str, object]:
-        """What fills depend on, as plain values."""
+        """The settings as plain values."""
         described: dict[str, object] = {"kind": "GaussianFieldPrior", "version": self.version}
         if self.mean is not None:
             described["correlation_length"] = self.correlation_length
@@ -273,11 +271,11 @@ class GaussianFieldPrior(BlurredContext):
 def _surrounding_colours(
     example: Tensor, regions: Windows, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The covariance of colours of each region's samples, (W, C, C), from seen pixels around it, in
-    squares of a unit, (W, 1, 1): squares of tiny values are 0 in single precision.
+    """The covariance of colours of each region's samples, (W, C, C), from visible pixels around it,
+    in squares of a unit, (W, 1, 1), because squares of tiny values are 0 in single precision.
 
-    With d the differences between seen neighbours and n seen pixels, sum d d^T / (n - 1) is the
-    covariance of the largest likelihood of a field on these pixels.
+    With d the differences between visible neighbours and n visible pixels, sum d d^T / (n - 1) is
+    the maximum likelihood covariance of a field on these pixels.
     """
     n_dims = len(regions.window)
     margins = tuple(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)) for n in regions.window)
@@ -301,13 +299,13 @@ def _surrounding_colours(
 
 
 class _Spectrum:
-    """The power spectrum of images, gathered in bins of the Laplacian's eigenvalues."""
+    """The power spectrum of images in bins of the Laplacian's eigenvalues."""
 
     def __init__(self, n_channels: int) -> None:
         n_bins = len(SPECTRUM_EDGES) + 1
         self.n_channels = n_channels
-        #: Sums over images: 1, pixels, pixels times mean, and pixels times mean times its
-        #: transpose. Of each bin: coefficients, eigenvalues, products of channels.
+        #: Sums over images of 1, the pixels, pixels times mean, and pixels times mean times its
+        #: transpose; and for each bin the coefficients, eigenvalues and products of channels.
         self.n_images, self.n_pixels = np.zeros(()), np.zeros(())
         self.level, self.level_squares = np.zeros(n_channels), np.zeros((n_channels, n_channels))
         self.counts, self.eigenvalues = np.zeros(n_bins), np.zeros(n_bins)
@@ -336,7 +334,7 @@ class _Spectrum:
                 self.power[:, one, other] += np.bincount(bins, product, minlength=n_bins)
 
     def include(self, other: _Spectrum) -> None:
-        """Add what another one has gathered."""
+        """Add the sums of another spectrum."""
         self._check(other.n_channels)
         for name, values in vars(other).items():
             if isinstance(values, np.ndarray):
@@ -355,16 +353,16 @@ class _Spectrum:
         return np.asarray(self.level / self.n_pixels)
 
     def most_likely(self) -> tuple[float, float, Tensor]:
-        """The correlation length, the smoothness and the covariance of colours that make these
-        images most likely."""
-        # The mean was fitted too, which takes one image's worth of the lowest coefficient.
+        """The correlation length, the smoothness and the covariance of colours of maximum
+        likelihood."""
+        # The mean was fitted too, which uses up one image's lowest coefficient.
         lowest = self.level_squares - self.n_pixels * np.outer(self.mean, self.mean)
         counts = np.append(self.counts, self.n_images - 1)
         power = np.concatenate([self.power, lowest[None]])
         eigenvalues = np.append(self.eigenvalues / np.maximum(self.counts, 1), 0)
         some = counts > 0
         counts, power, eigenvalues = counts[some], power[some], eigenvalues[some]
-        # A constant has a spectrum of rounding errors.
+        # The spectrum of a constant consists of rounding errors.
         if not np.trace(power.sum(axis=0)) > 1e-24 * np.trace(self.level_squares):
             raise ValueError(
                 "the images are constant, so there is nothing to fit; use GaussianFieldPrior() "
@@ -372,11 +370,11 @@ class _Spectrum:
             )
 
         def fitted(logarithms: Floats) -> tuple[Floats, Floats]:
-            # The precision of each bin, and the colours of the largest likelihood.
+            # The precision of each bin, and the maximum likelihood covariance of colours.
             length, smoothness = np.exp(logarithms)
             precisions = length**-2 + eigenvalues + smoothness**2 * eigenvalues**2
             covariance = np.tensordot(precisions, power, 1) / counts.sum()
-            # Channels may be alike, as those of a grey photo are.
+            # Channels may be equal, as those of a grey photo are.
             loading = 1e-9 * np.trace(covariance) / self.n_channels
             return precisions, covariance + loading * np.eye(self.n_channels)
 
@@ -399,7 +397,7 @@ DEFAULT_PRIOR = GaussianFieldPrior()
 
 
 def prior_for(prior: Any, method: str) -> Any:
-    """The given prior, or without one the default; refused without a method of this name."""
+    """The given prior, or the default one; refused without a method of this name."""
     if prior is None:
         return DEFAULT_PRIOR
     if isinstance(prior, type) or not callable(getattr(prior, method, None)):
@@ -412,8 +410,8 @@ def prior_for(prior: Any, method: str) -> Any:
 
 
 def prior_settings(prior: Any) -> dict[str, object]:
-    """What describes a prior, as plain values; one of your own without ``settings()`` is known by
-    its class and a hash of its code and attributes."""
+    """The settings of a prior as plain values; a prior without ``settings()`` is identified by its
+    class and a hash of its code and attributes."""
     if prior is None:
         prior = DEFAULT_PRIOR
     described: dict[str, object] = {"empty_context_version": EmptyContext.version}

@@ -1,4 +1,4 @@
-"""What a Gaussian patch prior learns of its data: means and covariances within an outer patch."""
+"""The moments of a Gaussian patch prior: means and covariances within an outer patch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing_extensions import Self
 
 from captum_pda.regions.protocol import Integers, row_major_steps
 
-#: Values of a patch whose covariance is factored to see whether a file holds a covariance.
+#: The values of a patch whose covariance is factored to check a file.
 CHECKED_VALUES = 1024
-#: The share of the mean variance that rounding may change a covariance by.
+#: The relative error of a covariance that rounding may cause, as a share of the mean variance.
 ROUNDING = 1e-6
 
 
 class Moments(ABC):
     """Means and covariances between places of an outer patch, as sums in double precision.
 
-    Values that vary together form a group: all channels ("joint"), or one channel each. Within a
-    group, values are ordered by place, then by channel. Moments are never changed. ``tensors`` are
-    the sums by name, and the lowest and highest value of each channel as "range".
+    Values that vary together form a group: all channels ("joint"), or one channel each. Values of a
+    group are ordered by place, then by channel. Moments are immutable. ``tensors`` has the sums by
+    name, and the lowest and highest value of each channel as "range".
     """
 
-    #: Values of images that are summed at once.
+    #: The values of images that are summed at once.
     values_at_once = 1
-    #: How many patches, or pixels, were counted.
+    #: The number of patches or pixels.
     count: Tensor
 
     def __init__(self, patch: tuple[int, ...], joint: bool, tensors: dict[str, Tensor]) -> None:
@@ -38,13 +38,13 @@ class Moments(ABC):
         self.tensors = tensors
         self.device = tensors["range"].device
         self.n_channels = tensors["range"].shape[1]
-        #: How many values of a pixel vary together.
+        #: The number of values of a pixel that vary together.
         self.values_per_pixel = self.n_channels if joint else 1
         self._axes = tuple(range(-len(patch), 0))
 
     @classmethod
     def of(cls, patch: tuple[int, ...], joint: bool, images: Tensor) -> Self:
-        """Those of images (N, C, *space) in double precision."""
+        """The moments of images (N, C, *space) in double precision."""
         at_once = max(1, cls.values_at_once // images[0].numel())
         total: Self | None = None
         for some in torch.split(images, at_once):
@@ -57,7 +57,7 @@ class Moments(ABC):
         return total
 
     def merged(self, other: Self) -> Self:
-        """Those of all images of both."""
+        """The moments of the images of both."""
         if self.n_channels != other.n_channels:
             raise ValueError(
                 f"this prior was fitted on {self.n_channels} channels; these images have "
@@ -70,22 +70,22 @@ class Moments(ABC):
         return type(self)(self.patch, self.joint, {**self._merged(other), "range": extremes})
 
     def to(self, device: torch.device | str) -> Self:
-        """The same sums on a device."""
+        """The same moments on a device."""
         moved = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         return type(self)(self.patch, self.joint, moved)
 
     def loading(self, share: float) -> Tensor:
-        """By how much diagonals of covariances are raised, (groups,): by this share of the mean
-        variance, and at least by what rounding errors may have taken from them."""
+        """What is added to diagonals of covariances, (groups,): this share of the mean variance,
+        and at least the size of rounding errors."""
         variance, rounding = self._scales()
         return torch.maximum(share * variance, rounding).clamp_min(1e-30)
 
     def check(self) -> None:
-        """Refuse sums that no images can have, with a ValueError that says why."""
+        """Raise a ValueError for sums that no images can have."""
         low, high = self.tensors["range"]
         if bool((low > high).any()):
             raise ValueError("its range has a lowest value above the highest")
-        # A part in the middle of the patch, whose covariance is factored quickly.
+        # A part in the centre of the patch, whose covariance is factored quickly.
         n_pixels = max(1, CHECKED_VALUES // self.values_per_pixel)
         side = max(1, int(n_pixels ** (1 / len(self.patch)) + 1e-9))
         cut = np.minimum(self.patch, side)
@@ -94,7 +94,7 @@ class Moments(ABC):
         raised = covariance + torch.diag_embed(loading[:, None].expand(covariance.shape[:2]))
         _, failed = torch.linalg.cholesky_ex(raised)
         skew = (covariance - covariance.mT).abs().amax(dim=(1, 2))
-        # Sums that are not finite are none of these.
+        # These comparisons are false for sums that are not finite.
         if bool(failed.any()) or not bool((skew <= loading).all() and self.count >= 1):
             raise ValueError("its covariance is not that of any images")
 
@@ -120,14 +120,14 @@ class Moments(ABC):
 
     @abstractmethod
     def _scales(self) -> tuple[Tensor, Tensor]:
-        """The mean variance of each group, and how large its rounding errors may be, (groups,)."""
+        """The mean variance of each group, and the size of its rounding errors, (groups,)."""
 
 
 class FullMoments(Moments):
     """The mean and covariance of whole patches, the papers' model.
 
-    Patches lie a quarter of a patch apart in every image. Means and scatters are combined pairwise
-    (Chan's formula), so the result does not depend on the batches, however far data are from zero.
+    Patches lie a quarter of a patch apart. Means and scatters are combined pairwise (Chan's
+    formula), so the result does not depend on the batches or the offset of the data.
     """
 
     def __init__(self, patch: tuple[int, ...], joint: bool, tensors: dict[str, Tensor]) -> None:
@@ -184,7 +184,7 @@ class FullMoments(Moments):
         return self.tensors["scatter"][:, rows[:, None], columns] / self.count
 
     def _values(self, places: Integers) -> Tensor:
-        """The numbers of these places' values in a patch; channels of a pixel stand together."""
+        """The numbers of these places' values in a patch."""
         pixels = np.ravel_multi_index(tuple(places.T), self.patch)
         channels = self.values_per_pixel
         values = (pixels[:, None] * channels + np.arange(channels)).reshape(-1)
@@ -199,14 +199,13 @@ class FullMoments(Moments):
 class StationaryMoments(Moments):
     """The mean of each channel and the autocovariance up to the size of an outer patch.
 
-    For lag h and channels c, d the autocovariance is
-    R_cd(h) = 1/P sum_p (x_c(p) - mean_c) (x_d(p + h) - mean_d), where pixels outside an image
-    count as nothing and P is the number of all pixels. This estimate is positive semi-definite by
-    construction.
+    For lag h and channels c, d the autocovariance is R_cd(h) = 1/P sum_p (x_c(p) - mean_c) (x_d(p +
+    h) - mean_d), where pixels outside an image count as 0 and P is the number of all pixels. This
+    estimate is positive semi-definite.
 
     For every lag, ``products`` sums x_c(p) x_d(p + h), ``sums`` x_c(p), and ``counts`` 1, over the
-    pixels p with p + h in the image. Values are taken about ``origin`` (the first images' mean),
-    which keeps the sums exact for data far from zero.
+    pixels p with p + h in the image. Values are taken relative to ``origin`` (the first images'
+    mean), which keeps the sums accurate for data far from zero.
     """
 
     values_at_once = 2**22
@@ -231,7 +230,7 @@ class StationaryMoments(Moments):
     def _sums(patch: tuple[int, ...], joint: bool, images: Tensor) -> dict[str, Tensor]:
         space, axes = images.shape[2:], tuple(range(-len(patch), 0))
         origin = images.flatten(2).mean(dim=(0, 2))
-        # Fourier transforms wide enough that no end meets another.
+        # Fourier transforms are padded so that the ends do not overlap.
         padded = [
             next_fast_len(max(size, width) + width - 1, real=True)
             for size, width in zip(space, patch, strict=True)
@@ -263,7 +262,7 @@ class StationaryMoments(Moments):
         }
 
     def _merged(self, other: Self) -> dict[str, Tensor]:
-        # Values about this origin are those about the other one, and the distance of the two.
+        # Values relative to this origin are those relative to the other one plus the difference.
         apart = other.tensors["origin"] - self.tensors["origin"]
         wide = apart.reshape(-1, *(1 for _ in self.patch))
         sums = {
@@ -293,7 +292,7 @@ class StationaryMoments(Moments):
         )
 
     def covariance(self, first: Integers, second: Integers) -> Tensor:
-        # The flat number of a lag is linear in it, so no lag is worked out pair by pair.
+        # The flat number of a lag is linear in it, so lags are not computed pair by pair.
         steps = row_major_steps(self._lags)
         flat = (second @ steps)[None] - (first @ steps)[:, None] + math.prod(self._lags) // 2
         values = self._by_lag()[torch.from_numpy(flat).to(self.device)]
@@ -317,7 +316,7 @@ class StationaryMoments(Moments):
         return covariance.flatten(-len(self.patch)).movedim(-1, 0)
 
     def _mean(self) -> Tensor:
-        """The mean of each channel about the origin: at lag 0 every pixel is counted."""
+        """The mean of each channel relative to the origin: at lag 0 every pixel is counted."""
         return self._at_no_lag("sums") / self.count
 
     def _at_no_lag(self, name: str) -> Tensor:

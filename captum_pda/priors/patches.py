@@ -1,4 +1,4 @@
-"""The Gaussian patch prior: a region's distribution given the rest of its outer patch."""
+"""The Gaussian patch prior: the distribution of a region given the rest of its outer patch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 #: The most values of a ring, and of a region, that vary together. At this size the matrices of one
-#: place take 6 seconds of one core for means and 13 for samples, and 1.2 GB while they are made.
+#: place take 6 seconds of one core for means, 13 for samples, and 1.2 GB of memory.
 MOST_VALUES = 4096
-#: Values of matrices that are kept between calls (128 MiB in single precision).
+#: The size of the cache of matrices, in values (128 MiB in single precision).
 KEPT_VALUES = 2**25
-#: Values of rings, and of fills, that are gathered at once.
+#: The values of rings, and of fills, that are gathered at once.
 GATHERED_VALUES = 2**22
-#: How often the diagonal of a covariance that has no factor is raised tenfold.
+#: How often the diagonal of a covariance without a factor is raised tenfold.
 MOST_TENFOLDS = 5
 
-#: Which pixels of a box belong to a region, (*box).
+#: The pixels of a region in its box, (*box).
 Shape = npt.NDArray[np.bool_]
 
 KIND = "GaussianPatchPrior"
@@ -50,18 +50,19 @@ class GaussianPatchPrior(BlurredContext):
     mean m_w + S_wr S_rr^-1 (x_r - m_r), covariance S_ww - S_wr S_rr^-1 S_rw.
 
     This is the prior of the papers, for windows of their sizes, such as 10 in a patch of 18, or 4
-    in 12. A region, and the ring around it, may have up to 4,096 values each that vary together
-    (times the channels, if those are joint). GaussianFieldPrior fills regions of any size.
+    in 12. A region and the ring around it may have up to 4,096 values each that vary together
+    (times the channels if those are joint). GaussianFieldPrior fills regions of any size.
 
     Args:
         patch_size: the outer patch, an int or one per spatial dimension; larger than the windows.
-        covariance: "stationary" (mean and autocovariance only; can be fitted on one image, serves
-            any smaller window) or "full" (mean and covariance of whole patches, the papers' model).
-        channels: "joint", or "independent" to treat each channel by itself.
-        regularization: S has its diagonal raised by this share of the mean variance.
+        covariance: "stationary" (mean and autocovariance, which can be fitted to one image and
+            serve any smaller window) or "full" (mean and covariance of whole patches, the papers'
+            model).
+        channels: "joint", or "independent" to treat each channel separately.
+        regularization: added to the diagonal of S, as a share of the mean variance.
         clip_samples: whether samples are clipped to each channel's fitted range.
-        margin: how far beyond a window the pixels reach that it is given; None is as far as the
-            outer patch does. With a margin one large patch_size serves windows of all sizes.
+        margin: the width of the ring around a window; None uses the whole outer patch. With a
+            margin one large patch_size serves windows of all sizes.
 
     Example::
 
@@ -71,7 +72,7 @@ class GaussianPatchPrior(BlurredContext):
         >>> EfficientPDA(model, prior=prior).attribute(image, target=3, sliding_window_shapes=10)
     """
 
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    #: Increase this whenever the same example and settings give other fills.
     version = 1
 
     def __init__(
@@ -107,7 +108,7 @@ class GaussianPatchPrior(BlurredContext):
         self._use(None)
 
     def _use(self, moments: Moments | None) -> None:
-        """Take a fit, and forget the matrices of the last one."""
+        """Use a fit, and clear the cache of matrices."""
         self._moments = moments
         self._kept: dict[object, tuple[Tensor, ...]] = {}
 
@@ -121,11 +122,10 @@ class GaussianPatchPrior(BlurredContext):
     ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 
-        Batches may be tuples that start with the images, so labels are passed over. Memory does
-        not grow with the data. What was fitted before is forgotten once the new fit succeeds.
-
-        With a process group each rank gives its own part of the data, such as a loader with a
-        DistributedSampler, and all get the fit to the whole.
+        Batches may be tuples that start with the images. Memory does not grow with the data. An
+        earlier fit is replaced once the new one succeeds. With a process group each rank passes its
+        own part of the data, such as a loader with a DistributedSampler, and all get the fit to all
+        data.
         """
         fresh = GaussianPatchPrior(self.patch_size, self.covariance, self.channels)
         ranks = Ranks(process_group)
@@ -134,7 +134,7 @@ class GaussianPatchPrior(BlurredContext):
             for batch in batches_of(data, shows, may_be_empty=ranks.count > 1):
                 fresh._add(batch)
         own = fresh._moments
-        # All ranks merge in the same order, as one process merges fits.
+        # All ranks merge in the same order.
         fits = [each for each in ranks.gather(own and own.to("cpu")) if each]
         if not fits:
             raise ValueError("there were no batches to fit on any rank; the iterables were empty")
@@ -149,7 +149,7 @@ class GaussianPatchPrior(BlurredContext):
         return self
 
     def merge(self, other: GaussianPatchPrior) -> Self:
-        """Add what another prior of the same settings was fitted to."""
+        """Add the fit of another prior with the same settings."""
         if not isinstance(other, GaussianPatchPrior):
             raise TypeError(f"merge takes a GaussianPatchPrior, got {type(other).__name__}")
         own = self._fitted()
@@ -165,7 +165,7 @@ class GaussianPatchPrior(BlurredContext):
 
     @property
     def n_channels(self) -> int:
-        """How many channels the fitted images have."""
+        """The number of channels of the fitted images."""
         return self._fitted().n_channels
 
     def _fitted(self) -> Moments:
@@ -189,11 +189,8 @@ class GaussianPatchPrior(BlurredContext):
     # Filling regions
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        """The expected content of each region given the ring around it, (W, C, *window).
-
-        Of a region of another shape than its box, the other pixels of the box belong to its ring,
-        and are as they are in the example.
-        """
+        """The expected content of each region given the ring around it, (W, C, *window). The pixels
+        of a box that are not hidden belong to the ring and are not changed."""
         return self._filled(example, regions)[0]
 
     def sample(
@@ -203,7 +200,7 @@ class GaussianPatchPrior(BlurredContext):
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draws of each region given the ring around it, (S, W, C, *window)."""
+        """Samples of each region given the ring around it, (S, W, C, *window)."""
         self._fitted()
         n_samples = check_count("n_samples", n_samples)
         samples = self._filled(example, regions, n_samples, generator)
@@ -220,8 +217,8 @@ class GaussianPatchPrior(BlurredContext):
         n_samples: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draws (S, W, C, *window), or without ``n_samples`` the conditional mean as the only one.
-        Pixels of a box that are not hidden stay as they are."""
+        """Samples (S, W, C, *window), or without ``n_samples`` the conditional mean as the only
+        one. Pixels of a box that are not hidden are not changed."""
         moments, channels = self._fitted(), len(example)
         fitted, given = (moments.n_channels, len(moments.patch)), (channels, len(regions.window))
         if fitted != given:
@@ -229,14 +226,14 @@ class GaussianPatchPrior(BlurredContext):
                 "this prior was fitted on {} channels and {} spatial dimensions; the example has "
                 "{} and {}".format(*fitted, *given)
             )
-        # Autocast is for the model: fills are computed in the precision of the inputs.
+        # Autocast is for the model: fills have the precision of the inputs.
         with torch.autocast(example.device.type, enabled=False):
             dtype = torch.promote_types(example.dtype, torch.float32)
-            # Pixels first, channels last: the values of a place stand together, as in the moments.
+            # Pixels first, channels last, as in the moments.
             pixels = example.detach().flatten(1).T.to(dtype)
             fills = pixels[regions.pixels(pixels.device)].unsqueeze(0)
             if n_samples is not None:
-                # Each region's noise stands where its fill will, so that the draws of a region do
+                # The noise of a region is stored in the place of its fill, so that its samples do
                 # not depend on which regions it shares matrices with.
                 shape = (n_samples, *fills.shape[1:])
                 noise = torch.empty(shape, dtype=dtype, device=pixels.device)
@@ -248,7 +245,8 @@ class GaussianPatchPrior(BlurredContext):
             joint = moments.joint
 
             def grouped(values: Tensor) -> Tensor:
-                # From (..., n, pixels, C) to values that vary together, (..., groups, n, values).
+                # From (..., n, pixels, C) to groups of values that vary together, (..., groups, n,
+                # values).
                 return values.flatten(-2).unsqueeze(-3) if joint else values.movedim(-1, -3)
 
             for ring, region, *numbers in self._regions_alike(regions, fills.shape[0] * channels):
@@ -268,8 +266,8 @@ class GaussianPatchPrior(BlurredContext):
     def _conditional(
         self, ring: Integers, region: Integers, drawing: bool, like: Tensor
     ) -> tuple[Tensor, ...]:
-        """The means of ring and region, (S_wr S_rr^-1)^T, and a factor of the conditional
-        covariance if it is needed; kept from the last time, or made now."""
+        """The means of ring and region, (S_wr S_rr^-1)^T, and if needed a factor of the conditional
+        covariance; cached."""
         key = (ring.tobytes(), region.tobytes(), drawing, like.dtype, like.device)
         found = self._kept.get(key)
         if found is not None:
@@ -295,24 +293,25 @@ class GaussianPatchPrior(BlurredContext):
     def _regions_alike(
         self, regions: Windows, values_per_pixel: int
     ) -> Iterator[tuple[Integers, ...]]:
-        """Some regions of one shape at one place of their outer patches: they share matrices.
+        """Groups of regions with the same shape and place in their outer patches, which share
+        matrices.
 
-        Yields the places of their rings and of themselves in the fitted patch, (n, dims); their
-        numbers, (W, 1); the numbers of the rings' pixels in the example, (W, n); and those of their
-        own pixels in their boxes, (W, n).
+        Yields the places of rings and regions in the fitted patch, (n, dims); the numbers of the
+        regions, (W, 1); the numbers of the rings' pixels in the example, (W, n); and the numbers of
+        the regions' pixels in their boxes, (W, n).
         """
         moments, space = self._fitted(), regions.space
         image_steps, box_steps = row_major_steps(space), row_major_steps(regions.window)
         for shape, numbers, starts in regions_by_shape(regions):
             patch = self._patch_around(shape, space)
             corners = regions.corner_array[numbers] + starts
-            # Outer patches are centred on their regions, then moved inside the input.
+            # Outer patches are centred on their regions, then moved into the input.
             centred = corners - np.maximum(np.subtract(patch, shape.shape), 0) // 2
             patches = np.clip(centred, 0, np.subtract(space, patch))
             offsets = corners - patches
-            # One number for each place, since rows of integers take far longer to compare.
+            # One number for each place, because comparing rows of integers is far slower.
             places = offsets @ row_major_steps(patch)
-            # A patch that is smaller than the fitted one is its middle.
+            # A patch smaller than the fitted one is its centre.
             middle = np.subtract(moments.patch, patch) // 2
             within = np.argwhere(shape) @ box_steps
             at_once = max(1, GATHERED_VALUES // (values_per_pixel * int(np.prod(patch))))
@@ -329,7 +328,7 @@ class GaussianPatchPrior(BlurredContext):
                     yield ring + middle, region + middle, numbers[some, None], around, inside
 
     def _patch_around(self, shape: Shape, space: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of outer patches around regions of this shape."""
+        """The shape of the outer patches around regions of this shape."""
         window, moments = shape.shape, self._fitted()
         fitted = moments.patch
         for width, size, extent in zip(window, fitted, space, strict=True):
@@ -358,22 +357,22 @@ class GaussianPatchPrior(BlurredContext):
     # Moving and storing
 
     def __getstate__(self) -> dict[str, object]:
-        # Copies make their own matrices, which can be far larger than the fit.
+        # Copies make their own matrices, which may be far larger than the fit.
         return {**self.__dict__, "_kept": {}}
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the fit to another device, or to the CPU for one without double precision."""
+        """Move the fit to a device, or to the CPU if the device lacks double precision."""
         self._use(self._fitted().to(device_sync.double_device(device)))
         return self
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Write the fit to a safetensors file, which holds numbers and settings only."""
+        """Write the fit to a safetensors file, which contains numbers and settings only."""
         moments = self._fitted()
         save_tensors(path, moments.tensors, {"kind": KIND, **self._options(moments)}, overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Self:
-        """Read a prior that ``save`` wrote. Loading never runs code, and checks what it reads."""
+        """Read a prior that ``save`` wrote. No code is run, and the file is checked."""
         with opened_tensors(path, device) as file:
             kind = file.settings.pop("kind", None)
             if kind != KIND:
@@ -392,7 +391,7 @@ class GaussianPatchPrior(BlurredContext):
         return prior
 
     def settings(self) -> dict[str, object]:
-        """What fills depend on, as plain values: the options, and a hash of the fitted numbers."""
+        """The settings as plain values, with a hash of the fitted numbers."""
         moments = self._fitted()
         return {
             "kind": KIND,
@@ -421,8 +420,8 @@ class GaussianPatchPrior(BlurredContext):
 
 
 def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
-    """The Cholesky factor of covariances (groups, n, n), with their diagonals raised by ``loading``
-    (groups,), and further, with a warning, where they have none."""
+    """The Cholesky factor of covariances (groups, n, n) with ``loading`` (groups,) added to their
+    diagonals; more is added, with a warning, if there is no factor."""
     for factor_of_ten in range(MOST_TENFOLDS + 1):
         raised = loading * 10**factor_of_ten
         factor: Tensor
@@ -444,11 +443,9 @@ def loaded_factor(covariance: Tensor, loading: Tensor) -> Tensor:
 
 
 def regions_by_shape(regions: Windows) -> Iterator[tuple[Shape, Integers, Integers]]:
-    """The different shapes of regions, in boxes no larger than need be; the numbers of the regions
-    of each, (n,); and where the shape starts in their boxes, (n, dims).
-
-    Regions without pixels are left out.
-    """
+    """The different shapes of regions, cut to their pixels; the numbers of the regions of each,
+    (n,); and the start of the shape in their boxes, (n, dims). Regions without pixels are left
+    out."""
     if regions.hidden is None:
         starts = np.zeros_like(regions.corner_array)
         yield np.ones(regions.window, dtype=np.bool_), np.arange(len(regions)), starts

@@ -1,4 +1,4 @@
-"""What a prior is, the data it may be fitted to, and the file it is stored in."""
+"""The interface of priors, the data they are fitted to, and the files they are stored in."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from captum_pda.regions.protocol import Windows
 
 @runtime_checkable
 class PatchPrior(Protocol):
-    """What could stand in each region of one example, given what surrounds it.
+    """Predicts the content of each region of an example from the pixels around it.
 
     EfficientPDA and GradientPDA need ``conditional_mean`` only, SampledPDA ``sample`` only. Regions
-    of any shape have a mask ``regions.hidden`` (W, *window), true where a pixel is hidden; what is
-    given for the other pixels of a box is not used.
+    that are not boxes have a mask ``regions.hidden`` (W, *window), true where a pixel is hidden;
+    the other pixels of a fill are ignored.
 
     Optional methods:
 
-    - ``nothing_seen(example)``, the input (C, *space) with nothing seen, for contexts "empty" and
-      "both".
-    - ``seen_alone(example, regions)``, each region with nothing else seen: the boxes that differ
+    - ``nothing_seen(example)``: the input (C, *space) with everything hidden, for the contexts
+      "empty" and "both".
+    - ``seen_alone(example, regions)``: each region as the only visible part: the boxes that differ
       from ``nothing_seen`` as PlacedWindows, and their contents (W, C, *box). Without it regions
       are pasted into ``nothing_seen`` with soft edges.
-    - ``settings()``, a dict of plain values that describes the prior in result files. Without it, a
-      prior of your own is known there by its class and a hash of its attributes.
+    - ``settings()``: a dict of plain values that describes the prior in result files. Without it,
+      the prior is identified by its class and a hash of its attributes.
 
     Example::
 
@@ -58,10 +58,10 @@ class PatchPrior(Protocol):
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draws of each region's content, (S, W, C, *window)."""
+        """Samples of each region's content, (S, W, C, *window)."""
 
 
-#: A tensor (N, C, *space), an iterable of such tensors or of tuples that start with one (a
+#: A tensor (N, C, *space), an iterable of such tensors or of tuples that start with one (such as a
 #: DataLoader with labels), or a Dataset.
 Images: TypeAlias = Tensor | Iterable[Any] | Dataset[Any]
 
@@ -69,11 +69,11 @@ Images: TypeAlias = Tensor | Iterable[Any] | Dataset[Any]
 def batches_of(
     data: Images, show_progress: bool = False, may_be_empty: bool = False
 ) -> Iterator[Tensor]:
-    """The image batches of ``data``, one at a time, without their labels."""
+    """The batches of images in ``data``, without their labels."""
     if isinstance(data, Tensor):
         data = [data]
     elif isinstance(data, Dataset):
-        # One at a time, as a data set's images may differ in size.
+        # One at a time, because images of a data set may differ in size.
         data = DataLoader(data, batch_size=1)
     elif not isinstance(data, Iterable):
         raise TypeError(
@@ -90,7 +90,7 @@ def batches_of(
 
 
 def _images_of(item: Any) -> Any:
-    """The images of a batch, which may come with labels."""
+    """The images of a batch, which may have labels."""
     if isinstance(item, Mapping):
         raise TypeError(
             f"a batch is a dict with the keys {list(item)}; pass its images only, for example "
@@ -108,11 +108,11 @@ def _images_of(item: Any) -> Any:
 
 FILE_FORMAT = "captum_pda prior"
 FILE_VERSION = 1
-#: A larger file is not read: factoring its covariance would be out of reach.
+#: The largest file that is read: the covariance of a larger one could not be factored.
 MOST_BYTES = 2**32
-#: Nor one with a longer header: the names of many thousand tensors may take minutes to read.
+#: The longest header that is read: the names of many thousand tensors may take minutes.
 MOST_HEADER_BYTES = 2**16
-#: Characters of an error message, which may quote a hostile file.
+#: The length of error messages, which may quote a hostile file.
 LONGEST_MESSAGE = 300
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -124,7 +124,7 @@ def save_tensors(
     overwrite: bool,
     file_format: str = FILE_FORMAT,
 ) -> None:
-    """Write a file of tensors and settings, whole or not at all."""
+    """Write a file of tensors and settings, completely or not at all."""
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {target.parent} to save {target.name} in")
@@ -147,10 +147,8 @@ def _already_there(target: Path) -> FileExistsError:
 
 
 class StoredTensors:
-    """An opened file that ``save_tensors`` wrote: its settings, and what it says of its tensors.
-
-    Nothing of the tensors is read before their shapes were compared with what belongs there.
-    """
+    """An open file of ``save_tensors``: its settings and the shapes of its tensors, which are
+    checked before any tensor is read."""
 
     def __init__(self, file: Any, file_format: str = FILE_FORMAT) -> None:
         self._file = file
@@ -173,8 +171,8 @@ class StoredTensors:
     def read(
         self, shapes: Mapping[str, list[int]], dtypes: Sequence[str] = ("F64",), finite: bool = True
     ) -> dict[str, Tensor]:
-        """The tensors, which must have these shapes and one of these dtypes; refuses what is
-        missing, extra, misshapen, or not ``finite``."""
+        """Read the tensors; refuses missing, extra or misshapen ones, other dtypes, and values that
+        are not ``finite``."""
         if missing := sorted(set(shapes) - set(self.shapes)):
             raise ValueError(f"it lacks the tensors {missing}, which belong to it")
         if extra := sorted(set(self.shapes) - set(shapes)):
@@ -200,12 +198,12 @@ def opened_tensors(
     most_bytes: int = MOST_BYTES,
     most_header_bytes: int = MOST_HEADER_BYTES,
 ) -> Iterator[StoredTensors]:
-    """Open a file that ``save_tensors`` wrote; what is wrong with it is said in one line."""
+    """Open a file of ``save_tensors``; all its defects are reported as one line."""
     noun = file_format.removeprefix("captum_pda ")
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no {noun} at {path}")
     try:
-        # A sparse file of a few bytes on a disk may have any size.
+        # A sparse file that uses a few bytes of the disk may have any size.
         if Path(path).stat().st_size > most_bytes:
             raise ValueError(f"it has more than {most_bytes} bytes, the most that is read")
         with open(path, "rb") as start:

@@ -1,4 +1,4 @@
-"""Priors of a few lines: a constant, other images, the rest of a map, a mean of samples."""
+"""Simple priors: a constant, other images, the mean of a map, and a mean of samples."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from captum_pda.regions.protocol import (
 
 
 class _OneImage:
-    """A prior that fills from the image ``nothing_seen``, and draws its mean only."""
+    """A prior that fills from one image, ``nothing_seen``, without randomness."""
 
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    #: Increase this whenever the same example and settings give other fills.
     version = 1
 
     def nothing_seen(self, example: Tensor) -> Tensor:
-        """What stands in an example (C, *space) of which nothing is seen, of the same shape."""
+        """The image that replaces an example (C, *space) with everything hidden."""
         raise NotImplementedError
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        """What ``nothing_seen`` has in each region, (W, C, *window)."""
+        """The content of ``nothing_seen`` in each region, (W, C, *window)."""
         return box_values(self.nothing_seen(example), regions)
 
     def sample(
@@ -45,13 +45,13 @@ class _OneImage:
         n_samples: int,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The conditional mean, as often as asked, (S, W, C, *window)."""
+        """The conditional mean ``n_samples`` times, (S, W, C, *window)."""
         mean = self.conditional_mean(example, regions)
         return mean.expand(n_samples, *mean.shape)
 
 
 class ConstantPrior(_OneImage):
-    """Fills every window with a constant, as `captum.attr.Occlusion
+    """Fills each region with a constant, as `captum.attr.Occlusion
     <https://captum.ai/api/occlusion.html>`_ does with its baseline.
 
     Args:
@@ -81,7 +81,7 @@ class ConstantPrior(_OneImage):
             ) from None
 
     def settings(self) -> dict[str, object]:
-        """What describes this prior, as plain values."""
+        """The settings as plain values."""
         value: object = self.value
         if isinstance(value, Tensor):
             value = value.tolist() if value.dim() <= 1 else {"sha256": fingerprint(value)}
@@ -92,11 +92,10 @@ class ConstantPrior(_OneImage):
 
 
 class MarginalPrior(_OneImage):
-    """P(x_w) in place of P(x_w | surroundings), as in the paper's MNIST experiment.
+    """P(x_w) instead of P(x_w | surroundings), as in the paper's MNIST experiment.
 
-    Samples are real windows of the fitted images at the same place; the conditional mean is their
-    mean. It suits aligned images of one size, such as digits. The images are kept, so memory grows
-    with them.
+    Samples are the windows of the fitted images at the same place; the conditional mean is their
+    mean. Suits aligned images of one size, such as digits. All images are kept in memory.
 
     Example::
 
@@ -108,7 +107,7 @@ class MarginalPrior(_OneImage):
         self._images: Tensor | None = None
 
     def fit(self, data: Images, show_progress: bool = False) -> Self:
-        """Take the images of a tensor, an iterable of batches, or a DataLoader."""
+        """Store the images of a tensor, an iterable of batches, or a DataLoader."""
         batches = [batch.detach() for batch in batches_of(data, show_progress)]
         shapes = {tuple(batch.shape[1:]) for batch in batches}
         if len(shapes) != 1:
@@ -144,7 +143,7 @@ class MarginalPrior(_OneImage):
         return device_sync.moved_like(self._mean, example)
 
     def settings(self) -> dict[str, object]:
-        """What describes this prior, as plain values."""
+        """The settings as plain values."""
         images = self._fitted()
         return {
             "kind": "MarginalPrior",
@@ -166,7 +165,7 @@ class MarginalPrior(_OneImage):
                 f"this MarginalPrior was fitted on images of shape {tuple(images.shape[1:])}; the "
                 f"example has shape {tuple(example.shape)}"
             )
-        # Moved once, not with every chunk of windows.
+        # Moved once, instead of with every chunk of windows.
         self._images = images = images.to(example.device)
         return images
 
@@ -178,9 +177,9 @@ class MarginalPrior(_OneImage):
 class MapMeanPrior(_OneImage):
     """Fills a region with the mean of each channel over all places outside of it.
 
-    LayerPDA's default: for a feature map of a thousand channels on 7 x 7 places a covariance is
-    out of the question, and none is needed. In the empty context, nothing seen is the mean over
-    all places, everywhere. Where a region is the whole map, its own mean is taken.
+    This is LayerPDA's default: the covariance of a thousand channels at 7 x 7 places could not be
+    estimated. In the empty context, and for a region that is the whole map, it is the mean of the
+    map.
 
     Example::
 
@@ -188,7 +187,7 @@ class MapMeanPrior(_OneImage):
     """
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
-        # Sums of half precision would be beyond it.
+        # Sums could overflow half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
         inside = box_values(example.to(dtype), regions)
         inside = inside_regions(regions, inside, torch.zeros_like(inside)).flatten(2).sum(-1)
@@ -208,33 +207,34 @@ class MapMeanPrior(_OneImage):
         return example.mean(dim=dims, keepdim=True).expand_as(example)
 
     def seen_alone(self, example: Tensor, regions: Windows) -> tuple[Windows, Tensor]:
-        """Regions as they are, in a map of which nothing else is seen, (W, C, *window)."""
+        """Regions without softened edges, in a map of means, (W, C, *window)."""
         nothing = box_values(self.nothing_seen(example), regions)
         return regions, inside_regions(regions, box_values(example, regions), nothing)
 
     def settings(self) -> dict[str, object]:
-        """What describes this prior, as plain values."""
+        """The settings as plain values."""
         return {"kind": "MapMeanPrior", "version": self.version}
 
     def __repr__(self) -> str:
         return "MapMeanPrior()"
 
 
-#: How many draws are held in memory together.
+#: The number of samples in memory at once.
 DRAWN_AT_ONCE = 8
 
 
 class EmpiricalMeanPrior:
-    """Wraps a prior and answers with the mean of ``n_samples`` draws as its conditional mean.
+    """Wraps a prior and uses the mean of ``n_samples`` samples as its conditional mean.
 
-    With EfficientPDA this is the paper's figure ``ilsvrc_result2``, which tells the error of
-    sampling apart from the error of pushing the expectation down to the input.
+    With EfficientPDA this gives the paper's figure ``ilsvrc_result2``, which separates the error of
+    sampling from the error of replacing an expectation of outputs by the output for the expected
+    input.
 
     Args:
-        prior: the prior to draw from; None is the default one.
-        n_samples: how many draws to average.
-        generator: seeds the draws, which are then the same whenever the same windows are asked
-            for. Without one they follow PyTorch's initial seed.
+        prior: the prior to sample from; None is the default one.
+        n_samples: how many samples to average.
+        generator: seeds the samples, which are the same for the same windows. Default: PyTorch's
+            initial seed.
 
     Example::
 
@@ -242,7 +242,7 @@ class EmpiricalMeanPrior:
         >>> EfficientPDA(model, prior=noisy).attribute(image, target=3)
     """
 
-    #: Raised whenever the same example and settings give other fills, so that results never mix.
+    #: Increase this whenever the same example and settings give other fills.
     version = 1
 
     def __init__(
@@ -260,7 +260,7 @@ class EmpiricalMeanPrior:
         generator = device_sync.generator_for(
             (self._seed, *drawing_numbers(regions)), example.device
         )
-        # A sum of many draws can be beyond half precision.
+        # The sum of many samples could overflow half precision.
         dtype = torch.promote_types(example.dtype, torch.float32)
         total = torch.zeros((), dtype=dtype, device=example.device)
         for start in range(0, self.n_samples, DRAWN_AT_ONCE):
@@ -280,15 +280,15 @@ class EmpiricalMeanPrior:
         return cast(Tensor, prior.sample(example, regions, n_samples, generator))
 
     def nothing_seen(self, example: Tensor) -> Tensor:
-        """What the wrapped prior has where nothing is seen, (C, *space)."""
+        """``nothing_seen`` of the wrapped prior, (C, *space)."""
         return EmptyContext(self.prior).nothing_seen(example)
 
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region alone, as the wrapped prior has it: there is nothing to draw."""
+        """``seen_alone`` of the wrapped prior, which has no randomness."""
         return EmptyContext(self.prior).seen_alone(example, windows)
 
     def settings(self) -> dict[str, object]:
-        """What describes this prior, as plain values."""
+        """The settings as plain values."""
         return {
             "kind": "EmpiricalMeanPrior",
             "version": self.version,

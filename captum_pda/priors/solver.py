@@ -1,4 +1,4 @@
-"""The linear equations of a Gaussian field, and how they are solved for regions of any shape."""
+"""The linear equations of a Gaussian field, and their solution for regions of any shape."""
 
 from __future__ import annotations
 
@@ -22,40 +22,39 @@ from captum_pda.regions.protocol import Windows, block_pixels, row_major_steps
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 
-#: Bounds of a fill's error, as a share of the values next to the region. Errors of photos, noise
-#: and volumes were at most 1.5e-5 of their range in single precision.
+#: Bounds of a fill's error, relative to the values next to the region. Errors of photos, noise and
+#: volumes were at most 1.5e-5 of their range in single precision.
 DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 5e-4
-#: Values of boxes that are solved for at once: larger batches fall out of a processor's cache.
+#: Values that are solved for at once: larger batches do not fit in a processor's cache.
 VALUES_AT_ONCE = 2**19
-#: Iterations after which the solver gives up; photos take 8 to 20, very smooth fields up to 400.
+#: The most iterations of the solver; photos take 8 to 20, very smooth fields up to 400.
 MAX_ITERATIONS = 5000
-#: Pixels of the largest smooth regions of an image that have a sparse factor (0.5 GB).
+#: The most pixels for which a sparse factor is made (0.5 GB).
 LARGEST_FACTORED = 2**18
-#: Windows have eigenvectors up to this length. Their time grows with its cube, and their memory
-#: with its square: windows of 3,400 samples took 8 s and 2 GB.
+#: The longest windows that are solved by eigenvectors, whose time is cubic in their length and
+#: whose memory is quadratic: windows of 3,400 samples took 8 s and 2 GB.
 LONGEST_WITH_EIGENVECTORS = 1024
-#: By how much corrections of a coarser grid are stretched: sums over blocks of pixels have too
-#: large an energy. Photos take 22 iterations with a factor of 1, 11 with 1.5, and 14 with 2.
+#: The factor of corrections from a coarser grid, which are too small because sums over blocks have
+#: too much energy. Photos take 22 iterations with 1, 11 with 1.5, and 14 with 2.
 STRETCH = 1.5
-#: Of Jacobi's step, which converges for factors below 1. Photos and volumes take 12 to 17% fewer
+#: The damping of Jacobi's step, which converges below 1. Photos and volumes take 12 to 17% fewer
 #: iterations with 0.85 than with 2/3.
 DAMPING = 0.85
 
 
 class HiddenPixels:
-    """The equations Q_hh x = b of regions h whose boxes have one shape, each by itself.
+    """The equations Q_hh x = b of separate regions h whose boxes have the same shape.
 
-    Q = 1/l^2 + L + b^2 L^2, with L the Laplacian of the pixel grid. They are solved
+    Q = 1/l^2 + L + b^2 L^2, with L the Laplacian of the pixel grid. The solvers are
 
-    - for windows by the eigenvectors of each axis, on any device, 9 to 18 times as fast as by
+    - for windows, the eigenvectors of each axis, on any device: 9 to 18 times as fast as
       iterations;
-    - for regions of other shapes by conjugate gradients with multigrid, in time and memory
-      proportional to the hidden pixels: 0.1 s for all superpixels of a photo of 224x224;
-    - with b, where multigrid would take thousands of iterations, by a sparse factor: 0.3 s for 60
-      superpixels. For windows and volumes, whose factors are too large, the eigenvectors are the
-      preconditioner of the conjugate gradients; for superpixels that would take 1.3 s;
-    - for signals by a sparse factor too, in time proportional to their length.
-    """
+    - for other shapes, conjugate gradients with multigrid, in time and memory proportional to the
+      hidden pixels: 0.1 s for all superpixels of a photo of 224x224;
+    - with b, where multigrid would take thousands of iterations, a sparse factor: 0.3 s for 60
+      superpixels. For windows and volumes, whose factors are too large, conjugate gradients
+      preconditioned by the eigenvectors, which would take 1.3 s for superpixels;
+    - for signals also a sparse factor, in time proportional to their length."""
 
     def __init__(
         self, example: Tensor, regions: Windows, correlation_length: float, smoothness: float
@@ -64,7 +63,7 @@ class HiddenPixels:
         self._dims = len(self.box)
         self._kappa2, self._beta = correlation_length**-2, smoothness**2
         self._corners, self._space = regions.corner_array, regions.space
-        # Two pixels around the box are coupled with it by L^2, one by L.
+        # L^2 couples a box with two pixels around it, L with one.
         margin = self._margin = 2 if self._beta else 1
         dtype = torch.promote_types(example.dtype, torch.float32)
         values, inside = boxes_with_margin(
@@ -73,13 +72,13 @@ class HiddenPixels:
         hidden = inside.new_ones((len(regions), 1, *self.box), dtype=torch.bool)
         if regions.hidden is not None:
             hidden = regions.hidden.to(example.device).unsqueeze(1)
-        #: Whether a pixel is seen, (W, 1, *box with margin), and its values, 0 where it is hidden.
+        #: The visible pixels, (W, 1, *box with margin), and their values, 0 where hidden.
         self.seen = inside & ~pad(hidden, (margin,) * (2 * self._dims))
         self.values = values.where(self.seen, 0)
         self._inside = inside.to(dtype)
         self._degree = -_laplacian(self._inside, 0, self._dims) * self._inside
         if not self._kappa2:
-            # Where nothing is seen, and no mean is known, there is nothing to solve.
+            # Without visible pixels and without a mean there is nothing to solve.
             hidden = hidden & self.seen.flatten(1).any(dim=1).reshape(-1, 1, *(1 for _ in self.box))
         self._hidden = hidden
         self._are_windows = regions.hidden is None
@@ -87,7 +86,7 @@ class HiddenPixels:
     # Right-hand sides
 
     def boundary_mean(self) -> Tensor:
-        """The mean of the seen neighbours of each region's pixels, (W, C, 1...); 0 without any."""
+        """The mean of the visible neighbours of each region, (W, C, 1...); 0 without any."""
         neighbours = pad(self._hidden.to(self.values.dtype), (self._margin,) * (2 * self._dims))
         weights = -_laplacian(neighbours, 0, self._dims) * self.seen
         total = (weights * self.values.where(weights > 0, 0)).flatten(2).sum(-1)
@@ -95,23 +94,23 @@ class HiddenPixels:
         return mean.reshape(*mean.shape, *(1 for _ in self.box))
 
     def expected(self, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Whose solution is the conditional mean of a field, less the field's mean (W or 1, C,
-        1...): right-hand sides (W, C, *box), and what errors are measured by, (W, C)."""
+        """The equations of the conditional mean minus the mean of the field (W or 1, C, 1...):
+        right-hand sides (W, C, *box), and the scale of errors, (W, C)."""
         deviation = (self.values - level).where(self.seen, 0)
         product = _laplacian(deviation, self._degree, self._dims)
         if self._beta:
             twice = _laplacian(product * self._inside, self._degree, self._dims)
             product = product + self._beta * twice
         right = -_without_margin(product, self._margin, self._dims).where(self._hidden, 0)
-        # Of the pixels next to a region: others in its box may have any values.
+        # Of the pixels next to a region: the others in its box may have any values.
         scale = right.abs().flatten(2).amax(-1)
         check_finite(scale)
         degree = 2 * self._dims
         return right, scale / (self._kappa2 + degree + self._beta * degree * (degree + 1))
 
     def drawn(self, n_draws: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Whose solutions are independent draws of the field about its mean: right-hand sides (W,
-        n_draws, *box), and what errors are measured by, (W, n_draws).
+        """The equations of independent samples of the field around its mean: right-hand sides (W,
+        n_draws, *box), and the scale of errors, (W, n_draws).
 
         Since L = D^T D, with D the differences between neighbours, D_h^T e has the covariance L_hh
         for white noise e, and Q_hh^-1 D_h^T e has the covariance Q_hh^-1.
@@ -127,7 +126,7 @@ class HiddenPixels:
         for axis, width in enumerate(self.box):
             edges = noise(*(n + 1 if a == axis else n for a, n in enumerate(self.box)))
             around = _without_margin(self._inside, self._margin, self._dims, except_axis=axis)
-            # There is no neighbour, and so no difference, beyond the border of the input.
+            # Pixels at the border of the input have no neighbour beyond it.
             before, after = (
                 around.narrow(2 + axis, self._margin + step, width) for step in (-1, 1)
             )
@@ -147,12 +146,12 @@ class HiddenPixels:
     # Solutions
 
     def solve(self, right: Tensor, scale: Tensor) -> Tensor:
-        """x of Q_hh x = right, (W, K, *box), 0 outside of the regions; errors are measured by
-        ``scale``, (W, K)."""
+        """Solve Q_hh x = right, (W, K, *box), with x = 0 outside of the regions and errors relative
+        to ``scale``, (W, K)."""
         have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS
         if have_modes and not self._beta:
             return self._solve_windows(right)
-        # On the processor for all devices, as superpixels are found.
+        # On the CPU for all devices, where superpixels are computed.
         mask = self._hidden.squeeze(1)
         hidden = mask.cpu().numpy()
         matrix = self._matrix(hidden)
@@ -164,7 +163,7 @@ class HiddenPixels:
         tolerance = DOUBLE_TOLERANCE if right.dtype == torch.float64 else SINGLE_TOLERANCE
 
         def by_windows(flat: Floats) -> Floats:
-            # Nearly the solution for windows.
+            # Approximately the solution for windows.
             wide = torch.zeros(*mask.shape, flat.shape[1], dtype=torch.float64, device="cpu")
             wide[hidden] = torch.from_numpy(flat)
             return self._solve_windows(wide.movedim(-1, 1)).movedim(1, -1)[hidden].numpy()
@@ -187,11 +186,11 @@ class HiddenPixels:
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
         if not self._beta:
-            # Long signals are too badly conditioned for single precision, as smooth fields are.
+            # Long signals and smooth fields are too ill-conditioned for single precision.
             single = self.values.dtype == torch.float32 and self._dims > 1
             matrix = couplings(hidden, inside, neighbours, np.float32 if single else np.float64)
         else:
-            # L^2 couples by way of all pixels of the box and around it, so L is made for these.
+            # L^2 couples through all pixels in and around the box, so L is made for these.
             nearby = inside[(slice(None), *[slice(1, -1)] * self._dims)]
             own = np.pad(hidden, [(0, 0), *[(1, 1)] * self._dims])[nearby]
             columns = couplings(nearby, inside, neighbours, np.float64)[:, np.flatnonzero(own)]
@@ -201,7 +200,7 @@ class HiddenPixels:
         return csr_array(matrix)
 
     def _solve_windows(self, right: Tensor) -> Tensor:
-        """The solution by the eigenvectors of the Laplacian along each axis of the windows."""
+        """Solve with the eigenvectors of the Laplacian along each axis of the windows."""
         hidden = self._hidden.to(right.device)
         modes, bases = right * hidden, []
         total = torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64, device="cpu")
@@ -217,7 +216,7 @@ class HiddenPixels:
             modes = _along(axis, modes, bases[-1].mT)
             shape = [len(ends), 1, *(width if a == axis else 1 for a in range(self._dims))]
             total = total + values[ends].reshape(shape)
-        # The eigenvalue 0 is that of a window of the whole input, where nothing is solved.
+        # Only a window of the whole input has the eigenvalue 0, where nothing is solved.
         inverse = 1 / (self._kappa2 + total + self._beta * total**2).clamp_min(1e-12)
         modes = modes * device_sync.moved_like(inverse, right)
         for axis, basis in enumerate(bases):
@@ -226,15 +225,14 @@ class HiddenPixels:
 
 
 class Multigrid:
-    """A cycle of multigrid: nearly the solution of equations of rough fields, at the cost of four
-    products with the matrix. Pixels of a region are joined in blocks of 2, 4, 8, ... pixels along
-    each axis; no number of a region depends on the others. The matrix has a row for each pixel that
-    is ``hidden`` (W, *box), in their order.
-    """
+    """A multigrid cycle: an approximate solution of the equations of rough fields, at the cost of
+    four products with the matrix. Pixels of a region are joined in blocks of 2, 4, 8, ... along
+    each axis, separately for each region. The matrix has a row for each ``hidden`` pixel (W,
+    *box)."""
 
     def __init__(self, matrix: csr_array, hidden: Booleans) -> None:
-        #: Of each grid the matrix, the smoother's steps, which block each pixel is joined in, and
-        #: its transpose.
+        #: For each grid the matrix, the smoother's steps, the block of each pixel, and its
+        #: transpose.
         self._grids: list[tuple[csr_array, Floats, csr_array, csc_array]] = []
         while max(hidden.shape[1:]) > 1:
             axes = range(1, hidden.ndim)
@@ -255,7 +253,7 @@ class Multigrid:
         self._coarsest = matrix.diagonal()[:, None]
 
     def __call__(self, residual: Floats, grid: int = 0) -> Floats:
-        """Jacobi's step, a correction by blocks of pixels, and the same step."""
+        """Jacobi's step, a correction from the coarser grid, and the same step."""
         found: Floats
         if grid == len(self._grids):
             found = residual / self._coarsest
@@ -274,13 +272,12 @@ def solved(
     hidden: Booleans,
     precondition: Callable[[Floats], Floats],
 ) -> Floats:
-    """Solve equations of hidden pixels (W, *box), for right-hand sides (pixels, K), which are
-    overwritten, to a largest error of each region, (W, K) or a number.
+    """Solve equations of hidden pixels (W, *box) by conjugate gradients. Right-hand sides (pixels,
+    K) are overwritten; ``error`` is the largest error of each region, (W, K) or a number.
 
-    The conjugate gradients stop for each region and column by themselves, so that none depends on
-    another. With M^-1 the preconditioner, 4 r^T M^-1 r is at least the energy of the error, and
-    with the largest element of the inverse's diagonal it bounds the square of the error at every
-    pixel.
+    Iterations stop separately for each region and column, so that results do not depend on the
+    others. With the preconditioner M^-1, 4 r^T M^-1 r bounds the energy of the error, and times the
+    largest diagonal element of the inverse it bounds the squared error at every pixel.
     """
     counts = hidden.reshape(len(hidden), -1).sum(axis=1)
     at_once = max(1, VALUES_AT_ONCE // max(1, len(right)))
@@ -337,8 +334,8 @@ def couplings(
     weights: Mapping[tuple[int, ...], float],
     dtype: npt.DTypeLike,
 ) -> csr_array:
-    """The matrix of sum_pq w_pq (x_p - x_q)^2 / 2, of the hidden pixels (W, *box), with w_pq by the
-    offset from p to q; ``inside`` are those in the input, with a pixel more on each side."""
+    """The matrix of sum_pq w_pq (x_p - x_q)^2 / 2 for hidden pixels (W, *box), with weights w_pq by
+    the offset from p to q; ``inside`` marks the input, with one more pixel on each side."""
     pixels = np.flatnonzero(np.pad(hidden, [(0, 0), *[(1, 1)] * (hidden.ndim - 1)]))
     numbers = np.full(inside.size, -1, dtype=np.int32)
     numbers[pixels] = np.arange(len(pixels))
@@ -359,15 +356,14 @@ def couplings(
 
 
 def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
-    """Fill what is not seen (K, *space) of an image (C, *space) by its neighbours, (K, C, *space).
+    """Fill hidden pixels (K, *space) of an image (C, *space) from their neighbours, (K, C, *space).
 
-    Removed pixels solve a sparse linear system: each is the weighted mean of its neighbours, seen
-    or removed themselves,
+    Hidden pixels solve a sparse linear system in which each is the weighted mean of its neighbours,
 
         x_p = sum_q w_pq x_q / sum_q w_pq,     q within one step of p along every axis,
 
-    with w_pq = 1 / (along how many axes they differ): 1 for direct neighbours and 1/2 for diagonal
-    ones in an image, as in ROAD (Rong et al. 2022). Where nothing is seen it is the image's mean.
+    with w_pq = 1 / (the number of axes they differ in): 1 for direct neighbours of an image and 1/2
+    for diagonal ones, as in ROAD (Rong et al. 2022). With everything hidden it is the image's mean.
     """
     known = image.detach().cpu().double()
     space = tuple(image.shape[1:])
@@ -400,14 +396,14 @@ def weighted_means(image: Tensor, seen: Tensor) -> Tensor:
 
 
 def _largest_resistance(box: tuple[int, ...]) -> float:
-    """A bound of the diagonal of L_hh^-1: the resistance between pixels of a grid of resistors of
-    1 ohm, which is at most that of a chain of squares."""
+    """A bound of the diagonal of L_hh^-1: the resistance between pixels of a grid of 1 ohm
+    resistors, which is at most that of a chain of squares."""
     shortest = min((n for n in box if n > 1), default=1) if len(box) > 1 else 1
     return max(box) / shortest + 4 / math.pi * math.log(shortest) + 1
 
 
 def check_finite(values: Tensor) -> None:
-    """Refuse what comes of NaN or infinite values that are seen."""
+    """Refuse results of visible NaN or infinite values."""
     if not device_sync.all_finite(values):
         raise ValueError(
             "the input holds NaN or infinite values around a region; replace them first, for "
@@ -418,13 +414,13 @@ def check_finite(values: Tensor) -> None:
 def boxes_with_margin(
     example: Tensor, regions: Windows, margins: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """What an example (C, *space) has in boxes with some pixels around them, (W, C, *box with
-    margins), and whether these pixels lie in the input, (W, 1, *box with margins)."""
+    """The values of an example (C, *space) in boxes with margins, (W, C, *box with margins), and
+    whether these pixels lie in the input, (W, 1, *box with margins)."""
     sides = [side for margin in reversed(margins) for side in (margin, margin)]
     wide = tuple(n + 2 * margin for n, margin in zip(regions.window, margins, strict=True))
     around = pad(example, sides)
     space = tuple(around.shape[1:])
-    # Moved by the padding, corners of boxes with margins are those of the boxes without.
+    # The padding moves corners of boxes with margins to those of the boxes without.
     pixels = block_pixels(regions.corner_array, wide, space, example.device)
     inside = pad(torch.ones_like(example[:1], dtype=torch.bool), sides)
     values, within = (
@@ -445,7 +441,7 @@ def _without_margin(
 
 
 def _laplacian(values: Tensor, degree: Tensor | int, n_dims: int) -> Tensor:
-    """The sum of each pixel's differences to its neighbours, of values that are 0 elsewhere."""
+    """The sum of each pixel's differences to its neighbours; values elsewhere are 0."""
     product = values * degree
     for axis in range(values.dim() - n_dims, values.dim()):
         length = values.shape[axis] - 1
@@ -455,7 +451,7 @@ def _laplacian(values: Tensor, degree: Tensor | int, n_dims: int) -> Tensor:
 
 
 def _along(axis: int, values: Tensor, matrices: Tensor) -> Tensor:
-    """Matrices (W, n, n) times each line of values (W, K, *box) along an axis of the box."""
+    """Multiply each line of values (W, K, *box) along an axis of the box by matrices (W, n, n)."""
     n_regions, length = len(values), values.shape[2 + axis]
     if axis == values.dim() - 3:
         lines = values.reshape(n_regions, -1, length) @ matrices.mT
@@ -468,7 +464,7 @@ def _along(axis: int, values: Tensor, matrices: Tensor) -> Tensor:
 @lru_cache(maxsize=128)
 def _axis_modes(width: int, at_start: int, at_end: int) -> tuple[Floats, Floats]:
     """Eigenvalues and eigenvectors of the differences along an axis of a box, whose first or last
-    pixel may lie at the border of the input and have no neighbour there."""
+    pixel may lie at the border of the input and lack a neighbour."""
     diagonal = np.full(width, 2.0)
     diagonal[0] -= at_start
     diagonal[-1] -= at_end

@@ -1,4 +1,4 @@
-"""From the arguments that choose regions to the regions of each input tensor."""
+"""The regions of each input tensor, from the arguments that choose them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from captum_pda.regions.windows import (
     window_grid,
 )
 
-#: An int, a spatial tuple, or a full tuple with channels first; for several tensors, a tuple of
-#: those.
+#: An int, a spatial tuple, or a tuple with channels first; a tuple of those for several tensors.
 Extents: TypeAlias = int | Sequence[int] | Sequence[Extent] | None
 
-#: What each tensor is divided into: windows of one size or several, or the regions of a mask.
+#: The regions of each tensor, of one size or several.
 RegionSets: TypeAlias = tuple[tuple[Regions, ...], ...]
 
 
-#: An image or volume has superpixels by default if it has this many pixels: then the smallest of
-#: them, a 250th, has 4 along each axis. Its sides may differ, as those of scans and clips do.
+#: Superpixels are the default if the smallest of them, a 250th of the pixels, has 4 along each
+#: axis. The sides of the image may differ, as those of scans and clips do.
 SMALLEST_SIDE, FINEST = 4, 250
 #: Kinds of regions that are found in images: classes that are called with the images
-#: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class in place of the name,
+#: (N, C, *space) and a size. Users pass ``regions=(name, size)``, or a class instead of the name,
 #: such as ``partial(Superpixels, roi=mask)``.
 REGION_KINDS: dict[str, Callable[[Tensor, int], Regions]] = {"superpixels": Superpixels}
 
-#: Regions of one's own: an object for each tensor, or the name of a kind and its size or sizes.
+#: The user's regions: an object for each tensor, or the name of a kind and its size or sizes.
 OwnRegions: TypeAlias = (
     Regions
     | tuple[Regions, ...]
@@ -67,12 +66,8 @@ def choose_regions(
     regions: OwnRegions = None,
     effort: str | int = "standard",
 ) -> dict[str, RegionSets]:
-    """The regions of each input tensor in each context, as the arguments of a method choose them.
-
-    What is the same in two contexts is one object, so that regions pair up. By default there are
-    superpixels, or windows in proportion to small images. ``EfficientPDA.attribute`` says what the
-    arguments mean.
-    """
+    """The regions of each input tensor in each context. Contexts share the regions they have in
+    common. See ``EfficientPDA.attribute`` for the arguments."""
     contexts = contexts_of(context)
     choices = {
         "regions": regions,
@@ -103,7 +98,7 @@ def choose_regions(
     if context == "all" and (sets is not None or not all(has_superpixels)):
         contexts = contexts_of("both")  # random sets go with the default superpixels
 
-    @cache  # one object for each granularity, since SLIC is slow and contexts share their regions
+    @cache  # one object per granularity: SLIC is slow, and contexts share their regions
     def found(number: int, granularity: int) -> Superpixels:
         return Superpixels(inputs[number], granularity)
 
@@ -116,7 +111,7 @@ def choose_regions(
             for number, tensor in enumerate(inputs)
         )
         if each.in_sets:
-            # Random sets of the regions; the default ones are drawn from several divisions.
+            # Random sets are by default drawn from several divisions.
             divisions = [
                 [found(n, size) for size in DIVISIONS] if sets is None and has_own else []
                 for n, has_own in enumerate(has_superpixels)
@@ -144,7 +139,7 @@ def _checked_for_sets(regions: Regions) -> FeatureMaskRegions:
 def _found_regions(
     inputs: tuple[Tensor, ...], kind: str | Callable[[Tensor, int], Regions], sizes: object
 ) -> RegionSets:
-    """Regions of a kind that is found in the images, of each size."""
+    """Regions of one kind, found in the images, of each size."""
     name = kind if isinstance(kind, str) else "regions"
     if isinstance(kind, str):
         if kind not in REGION_KINDS:
@@ -158,7 +153,7 @@ def _found_regions(
 
 
 def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
-    """Regions of one's own: a kind by its name, or an object for each tensor."""
+    """The user's regions: a kind and its size, or an object for each tensor."""
     each = regions if isinstance(regions, tuple) else (regions,)
     if len(each) == 2 and (isinstance(each[0], str) or callable(each[0])):
         return _found_regions(inputs, *each)
@@ -182,8 +177,8 @@ def _own_regions(inputs: tuple[Tensor, ...], regions: Any) -> RegionSets:
 def make_grids(
     inputs: tuple[Tensor, ...], sliding_window_shapes: Extents, strides: Extents
 ) -> tuple[WindowGrid, ...]:
-    """One grid for each input tensor, of one window size. Without a shape it is the papers': 10
-    wide, or 4 where the shorter side is under 64."""
+    """A grid of one window size for each input tensor; by default that of the papers, 10 pixels, or
+    4 if the shorter side is under 64."""
     shapes = _one_each(sliding_window_shapes, len(inputs), "sliding_window_shapes")
     steps = _one_each(strides, len(inputs), "strides")
     grids = []

@@ -20,19 +20,19 @@ from captum_pda.files import counted
 from captum_pda.fingerprints import fingerprint
 from captum_pda.regions.protocol import Integers, PlacedWindows
 
-#: Boxes are as long in all directions, and those whose sides differ by less than this factor share
-#: one shape: of 211 superpixels there are then 7 shapes in place of 47, and batches are full.
+#: Boxes are cubes, and sides that differ by less than this factor are rounded to the same length:
+#: the boxes of 211 superpixels then have 7 shapes instead of 47, which fills the batches.
 BOX_RATIO = 1.25
 
 
 class FeatureMaskRegions:
-    """The regions of a mask of integers: all pixels with one number are one region.
+    """The regions of an integer mask: all pixels with one number form a region.
 
-    Regions are in the order of their numbers, which are ``labels``. A number that an example's
-    mask lacks is a region without pixels, and is not asked for that example.
+    Regions are sorted by their numbers, the ``labels``. Regions without pixels in an example's mask
+    are skipped for that example.
 
     Args:
-        mask: the numbers of the pixels, (1 or N, *space); one row serves all examples.
+        mask: the number of each pixel, (1 or N, *space); one row is used for all examples.
 
     Example::
 
@@ -41,22 +41,22 @@ class FeatureMaskRegions:
         ((0, 1, 2), (1, 1))
     """
 
-    #: How many of the first regions are not asked: what lies outside of a region of interest.
+    #: How many of the first regions are never hidden: those outside of a region of interest.
     n_unasked = 0
 
     def __init__(self, mask: Tensor) -> None:
         labels, numbers = torch.unique(mask.cpu(), return_inverse=True)
         self.labels = tuple(int(label) for label in labels)
         self.space = tuple(mask.shape[1:])
-        #: The region of each pixel, counted in the order of ``labels``, (1 or N, *space).
+        #: The index into ``labels`` of each pixel, (1 or N, *space).
         self.numbers = numbers.reshape(mask.shape)
-        #: Labels that the mask of another tensor has too.
+        #: Labels that also occur in the mask of another tensor.
         self.shared: frozenset[int] = frozenset()
         self._groups_of: dict[int, tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]] = {}
 
     @classmethod
     def of_numbers(cls, numbers: Tensor, labels: tuple[int, ...]) -> Self:
-        """Regions as they were, with labels that perhaps no pixel of these examples has."""
+        """Stored regions, whose labels need not all occur in these examples."""
         regions = cls.__new__(cls)
         regions.labels, regions.space = labels, tuple(numbers.shape[1:])
         regions.numbers, regions.shared, regions._groups_of = numbers, frozenset(), {}
@@ -85,14 +85,12 @@ class FeatureMaskRegions:
         return self._groups(example)[1]
 
     def absent(self, n_examples: int) -> Tensor:
-        """Which regions have no pixels, (N, W)."""
         present = torch.zeros(len(self.numbers), len(self), dtype=torch.bool, device="cpu")
         present.scatter_(1, self.numbers.flatten(1), True)
         present[:, : self.n_unasked] = False
         return ~present.expand(n_examples, -1)
 
     def of_examples(self, rows: slice) -> Self:
-        """The regions of some of the examples, with the same numbers and labels."""
         if len(self.numbers) == 1:
             return self
         other = copy(self)
@@ -100,27 +98,25 @@ class FeatureMaskRegions:
         return other
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel its region's value of (N, W), (N, *space)."""
         numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)
         return values.gather(1, numbers).reshape(len(values), *self.space)
 
     @property
     def areas(self) -> Tensor:
-        """How many pixels each region has, (1 or N, W)."""
+        """The number of pixels of each region, (1 or N, W)."""
         ones = torch.ones_like(self.numbers)
         return torch.zeros(len(ones), len(self), dtype=ones.dtype, device=ones.device).scatter_add_(
             1, self.numbers.flatten(1), ones.flatten(1)
         )
 
     def means(self, values: Tensor) -> Tensor:
-        """The mean of a map (N, *space) inside each region, (N, W); 0 for one without pixels."""
+        """The mean of a map (N, *space) inside each region, (N, W); 0 without pixels."""
         numbers = self.numbers.to(values.device).flatten(1).expand(len(values), -1)
         sums = values.new_zeros(len(values), len(self))
         sums.scatter_add_(1, numbers, values.flatten(1))
         return sums / self.areas.clamp(min=1).to(values.device)
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
-        """Each pixel lies in one region."""
         return torch.ones((1, *self.space), dtype=torch.int64, device=device)
 
     def settings(self) -> dict[str, object]:
@@ -128,7 +124,7 @@ class FeatureMaskRegions:
         return {"kind": type(self).__name__, "mask_sha256": fingerprint(described)}
 
     def _groups(self, example: int) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
-        """Boxes and members of an example; those of the last one are kept."""
+        """Boxes and members of an example; the last result is cached."""
         row = 0 if len(self.numbers) == 1 else example
         kept = self._groups_of.get(row)
         if kept is None:
@@ -140,7 +136,7 @@ class FeatureMaskRegions:
         low, sides = _extents(numbers, len(self))
         present: npt.NDArray[np.bool_] = sides[:, 0] > 0
         present[: self.n_unasked] = False
-        # Boxes are as long in all directions; of an input's axes they are at most as long as these.
+        # Boxes are cubes, cut to the size of the input.
         longest = np.maximum(sides.max(axis=1, keepdims=True), 1)
         powers = BOX_RATIO ** np.ceil(np.log(longest) / math.log(BOX_RATIO))
         rounded = np.maximum(np.ceil(powers - 1e-9).astype(np.int64), longest)
@@ -153,7 +149,7 @@ class FeatureMaskRegions:
         for some in members:
             window = tuple(boxes[some[0]].tolist())
             corners = np.minimum(low[some], np.subtract(self.space, window))
-            # The mask's own number: the same draws, whatever other examples there are.
+            # The mask's own number, so that samples do not depend on the other examples.
             placed = PlacedWindows(self.space, window, corners, first=self.labels[some[0]])
             hidden = numbers.reshape(-1)[placed.pixels()] == torch.from_numpy(some).unsqueeze(1)
             groups.append(replace(placed, hidden=hidden.reshape(-1, *window)))
@@ -161,14 +157,14 @@ class FeatureMaskRegions:
 
 
 def share_labels(masks: Sequence[FeatureMaskRegions]) -> None:
-    """Let regions of several tensors know which of their labels the others have too."""
+    """Record in the regions of several tensors which labels occur in more than one of them."""
     counts = Counter(label for regions in masks for label in regions.labels)
     for regions in masks:
         regions.shared = frozenset(label for label in regions.labels if counts[label] > 1)
 
 
 def sum_shared(masks: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """Give the parts of a shared feature in several tensors the sum of their values (N, W)."""
+    """Replace the values (N, W) of a label that several tensors share by their sum."""
     found: dict[int, list[Tensor]] = {}
     for regions, own in zip(masks, values, strict=True):
         for label in getattr(regions, "shared", ()):
@@ -180,8 +176,8 @@ def sum_shared(masks: Sequence[Any], values: Sequence[Tensor]) -> None:
 
 
 def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMaskRegions:
-    """Check a mask for one tensor: (1 or N, 1 or C, *space) as Captum's FeatureAblation has it, or
-    one of the shape of the space for all examples, as superpixels come from scikit-image."""
+    """Check a mask for one tensor: (1 or N, 1 or C, *space) as in Captum's FeatureAblation, or
+    (*space) for all examples, as in scikit-image."""
     if isinstance(mask, np.ndarray):
         if not np.issubdtype(mask.dtype, np.integer):
             raise TypeError(f"{name} has dtype {mask.dtype}; give integers, one for each region")
@@ -202,7 +198,7 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
             f"(1 or {len(inputs)}, 1 or {inputs.shape[1]}, *{tuple(inputs.shape[2:])}), or "
             f"{tuple(inputs.shape[2:])} for all examples"
         )
-    mask = mask.cpu()  # once, since regions are worked out there
+    mask = mask.cpu()  # once, since regions are computed there
     if not bool((mask == mask[:, :1]).all()):
         raise ValueError(
             f"{name} has other regions in one channel than in another; all channels of a pixel are "
@@ -212,8 +208,8 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
 
 
 def _extents(numbers: Tensor, n_regions: int) -> tuple[Integers, Integers]:
-    """The first pixel of each region, and the sides of its box, 0 for one without pixels; each
-    (regions, dims)."""
+    """The first pixel of each region and the sides of its box (0 without pixels), (regions,
+    dims)."""
     boxes = find_objects(numbers.numpy() + 1, n_regions)
     nothing = (slice(0, 0),) * numbers.dim()
     ends = np.array([[(side.start, side.stop) for side in box or nothing] for box in boxes])

@@ -1,4 +1,4 @@
-"""What regions are: places of an input that are hidden one at a time, and boxes around them."""
+"""The interface of regions, which are hidden one at a time, and of the boxes around them."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Windows(Protocol):
 
 
 def drawing_numbers(windows: Windows) -> tuple[int, int]:
-    """What the draws of regions are seeded by: two different lots of regions have other numbers.
-    Labels of a mask may be any, so regions of other shapes are known by their first one too."""
+    """Seeds for the samples of these regions. Labels of a mask may repeat between masks, so the
+    shape of the first region is part of the seed."""
     if windows.hidden is None or not len(windows):
         return windows.first, 0
     shape = np.packbits(windows.hidden[0].cpu().numpy()).tobytes()
@@ -62,8 +62,7 @@ def drawing_numbers(windows: Windows) -> tuple[int, int]:
 class Regions(Protocol):
     """All regions of an input, and how their values become a map.
 
-    There are WindowGrid, FeatureMaskRegions and Superpixels. Regions are numbered, and ``boxes``
-    gives those of an example in groups whose boxes have one shape.
+    Implemented by WindowGrid, FeatureMaskRegions and Superpixels.
     """
 
     @property
@@ -72,38 +71,38 @@ class Regions(Protocol):
 
     @property
     def size(self) -> tuple[int, ...]:
-        """What to call the regions by: the window's shape, or the mean extent of other regions."""
+        """The window's shape, or the typical extent of other regions."""
 
     def __len__(self) -> int: ...
 
     @property
     def title(self) -> str:
-        """What to call the regions, with their number or size."""
+        """The name of the regions, with their number or size."""
 
     def boxes(self, example: int) -> Sequence[Windows]:
-        """The regions of an example, in groups whose boxes have one shape."""
+        """The regions of an example, in groups with boxes of the same shape."""
 
     def members(self, example: int) -> Sequence[Integers]:
         """The numbers of the regions in each group of ``boxes``."""
 
     def absent(self, n_examples: int) -> Tensor:
-        """Which regions an example does not have, (N, W); they are in no group."""
+        """Which regions an example lacks, (N, W); no group contains them."""
 
     def average(self, values: Tensor) -> Tensor:
         """Give each pixel the mean of the values (N, W) of its regions, (N, *space)."""
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
-        """How many regions hold each pixel, (1 or N, *space)."""
+        """How many regions contain each pixel, (1 or N, *space)."""
 
     def of_examples(self, rows: slice) -> Self:
-        """The same regions, of some of the examples."""
+        """The same regions for some of the examples."""
 
     def settings(self) -> dict[str, object]:
-        """What describes the regions, as plain values."""
+        """A description of the regions in plain values."""
 
 
 def row_major_steps(shape: tuple[int, ...]) -> Integers:
-    """How far apart neighbours along each axis are in the flat numbers of a shape's places."""
+    """The strides of a contiguous array of this shape, in elements."""
     steps: Integers = np.cumprod((1, *shape[:0:-1]))[::-1]
     return steps
 
@@ -123,15 +122,7 @@ def block_pixels(
 
 @dataclass(frozen=True, eq=False)
 class PlacedWindows:
-    """Windows of one shape at corners of one's choice.
-
-    Args:
-        space: the input's spatial shape.
-        window: the shape of each window.
-        corner_array: the first pixel of each window, (W, dims).
-        hidden: which pixels of each window are hidden, (W, *window); None hides all of them.
-        first: the number of the first window among all that these are part of.
-    """
+    """Windows of one shape at any corners; see ``Windows`` for the fields."""
 
     space: tuple[int, ...]
     window: tuple[int, ...]
@@ -167,7 +158,7 @@ class PlacedWindows:
 
 
 def box_values(example: Tensor, windows: Windows) -> Tensor:
-    """What an example (C, *space) has in the box of each region, (W, C, *window)."""
+    """The pixels of an example (C, *space) in the box of each region, (W, C, *window)."""
     values = example.flatten(1)[:, windows.pixels(example.device)].transpose(0, 1)
     return values.reshape(len(windows), len(example), *windows.window)
 

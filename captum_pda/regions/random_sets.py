@@ -1,4 +1,4 @@
-"""Random sets of regions that are shown together, and what each region adds to them."""
+"""Random sets of regions that are shown together, and what each region adds to the others."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from captum_pda import device_sync
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.protocol import Integers, block_pixels
 
-#: The shares of regions that are seen, in turn; sets are drawn in pairs of opposites.
+#: The shares of visible regions, in turn; sets are drawn in pairs of complements.
 SEEN_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-#: The ridge penalty of each division, in sets: without it, 200 sets say little about 60 regions.
+#: The ridge penalty of each division, in sets. Without it, 200 sets do not determine 60 regions.
 RIDGE = 6.0
 
 
 class RandomSets:
-    """Random sets of regions that are shown together. Of each set only its members are seen.
+    """Random sets of regions. For each set the model sees only its members.
 
-    The sets are drawn in turn from several divisions of the input, so that their different outlines
-    tell what a part of a region adds. With z_kq the share of region q, of any division, that is
-    seen in set k, the scores f_k of all sets are read by one ridge regression,
+    The sets are drawn in turn from several divisions of the input, whose different outlines show
+    what parts of a region add. With z_kq the visible share of region q (of any division) in set k,
+    the scores f_k are fitted by one ridge regression,
 
         f_k = a + sum_q b_q (z_kq - 1/2),
 
-    so a is the score with half of everything seen. What a region r adds in the company of random
-    others is what the regression says of seeing it,
+    so a is the score with half of everything visible. A region r adds what the regression predicts
+    for showing it,
 
         added_r = sum_q b_q |r and q| / |q|.
 
-    The sets depend on nothing but their number and that of the regions, so one run serves all
-    outputs.
+    The sets do not depend on the output, so one run serves all outputs.
 
     Args:
-        regions: the regions that are asked about, of which each pixel has one.
-        count: how many sets there are.
-        divisions: the regions that sets are drawn from. Default: those that are asked about.
+        regions: the regions to explain; each pixel has one.
+        count: the number of sets.
+        divisions: the regions that sets are drawn from. Default: ``regions``.
 
     Example::
 
@@ -80,7 +79,6 @@ class RandomSets:
         return f"{self.count} sets of {self.regions.title}"
 
     def boxes(self, example: int) -> tuple[ShownSets, ...]:
-        """The sets of an example, whose box is the whole input."""
         return tuple(
             ShownSets(_row(division, example), seen, first=int(members[0]))
             for division, seen, members in zip(
@@ -103,7 +101,6 @@ class RandomSets:
         return other
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel what its region adds, from the values (N, sets), (N, *space)."""
         _, added, _ = self.fit(values.unsqueeze(-1), torch.ones_like(values, dtype=torch.bool))
         return self.regions.average(added.squeeze(-1))
 
@@ -121,9 +118,9 @@ class RandomSets:
         }
 
     def fit(self, scores: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From scores (N, sets, columns) of the sets that are ``known`` (N, sets): the scores with
-        half of everything seen, (N, columns); what each region adds, (N, regions, columns), 0 for
-        those an example lacks; and its standard error. NaN where no set is known."""
+        """Fit the scores (N, sets, columns) of the ``known`` sets (N, sets): the scores with half
+        of everything visible, (N, columns); what each region adds, (N, regions, columns), 0 for
+        regions that an example lacks; and its standard error. NaN if no set is known."""
         parts = []
         for example, (own, is_known) in enumerate(zip(scores, known.cpu().numpy(), strict=True)):
             n_known = int(is_known.sum())
@@ -133,8 +130,8 @@ class RandomSets:
                 continue
             design, adds = self._design(example)
             design = design[is_known]
-            # In the space of sets, of which there are fewer than regions of all divisions. The
-            # penalty of each b_q grows with the number of divisions that share what a pixel adds.
+            # Solved in the space of sets, which are fewer than the regions of all divisions. The
+            # penalty grows with the number of divisions, which share what a pixel adds.
             kernel = design @ design.T + RIDGE * len(self.divisions) * np.eye(n_known)
             weights = np.linalg.inv(kernel)
             centre = weights.sum(axis=0) / weights.sum()  # a is not penalised
@@ -152,14 +149,14 @@ class RandomSets:
         return centre, added, error
 
     def _design(self, example: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """The shares z - 1/2 of all regions of all divisions that are seen in each set (sets, Q),
-        and those that lie in each region that is asked about (regions, Q)."""
+        """z - 1/2 for the regions of all divisions in each set (sets, Q), and their shares in each
+        of the regions to explain (regions, Q)."""
         rows = [_row(division, example).flatten().numpy() for division in self.divisions]
         sizes = [len(division) for division in self.divisions]
         counts = [np.bincount(row, minlength=size) for row, size in zip(rows, sizes, strict=True)]
 
         def shares(row: Integers, size: int) -> npt.NDArray[np.float64]:
-            """Which share of each region of all divisions lies in each of ``size`` regions."""
+            """The share of each region of all divisions in each of ``size`` regions."""
             common = [
                 np.bincount(row * n + other, minlength=size * n).reshape(size, n)
                 / np.maximum(count, 1)
@@ -182,23 +179,22 @@ def _row(regions: FeatureMaskRegions, example: int) -> Tensor:
 
 
 def _drawn(n_regions: int, count: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Which regions each of some sets holds, (count, regions)."""
+    """The members of each set, (count, regions)."""
     generator = np.random.default_rng(seed)
     half = -(-count // 2)
     shares = np.resize(SEEN_SHARES, half)
-    # Region by region: whether one is seen does not depend on how many others there are, such as
-    # those of other examples.
+    # Drawn region by region, so that a region's draws do not depend on the number of regions.
     drawn = (generator.random((n_regions, half)) < shares).T
-    # In pairs of opposites, in which what regions say only together cancels.
+    # In pairs of complements, in which the interactions of pairs cancel.
     pairs = np.stack([drawn, ~drawn], axis=1)
     seen: npt.NDArray[np.bool_] = pairs.reshape(2 * half, n_regions)[:count]
     return seen
 
 
 class ShownSets:
-    """Sets of regions of one example as windows of the whole input, whose pixels are worked out
-    only when they are asked for. ``numbers`` are the regions of the pixels, (*space), and ``seen``
-    says which of them each set holds, (sets, regions)."""
+    """Sets of regions of one example as windows of the whole input, whose pixels are computed on
+    demand. ``numbers`` are the regions of the pixels, (*space), ``seen`` the members of each set,
+    (sets, regions)."""
 
     def __init__(self, numbers: Tensor, seen: npt.NDArray[np.bool_], first: int = 0) -> None:
         self._numbers = numbers
@@ -214,16 +210,13 @@ class ShownSets:
         return self.pick(range(len(self))[numbers])
 
     def pick(self, numbers: Iterable[int]) -> ShownSets:
-        """Some of these sets, in this order."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         first = self.first + (int(chosen[0]) if len(chosen) else 0)
         return ShownSets(self._numbers, self._seen[chosen], first)
 
     @property
     def hidden(self) -> Tensor:
-        """Which pixels are in no region of each set, (sets, *space)."""
         return torch.from_numpy(~self._seen)[:, self._numbers]
 
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
-        """The flat numbers of all pixels, for each set."""
         return block_pixels(self.corner_array, self.window, self.space, device)

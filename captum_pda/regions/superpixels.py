@@ -13,27 +13,27 @@ from torch import Tensor
 from captum_pda.regions.masks import FeatureMaskRegions
 from captum_pda.regions.windows import is_integer
 
-#: About how many superpixels there are; one number or several.
+#: One or several approximate numbers of superpixels.
 Granularities: TypeAlias = int | Sequence[int] | None
 
-#: SLIC's weight of nearness against colour, for channels from 0 to 1; 100 times as much for Lab.
+#: SLIC's weight of distance against colour, for channels from 0 to 1; multiplied by 100 for Lab.
 COMPACTNESS = 0.1
-#: Volumes are divided at half of their size where a region still has this many voxels, 6 along each
-#: axis: that takes a sixth of the time, and regions tell as much of the values.
+#: Volumes are divided at half resolution if regions still have this many voxels, 6 along each axis:
+#: it takes a sixth of the time, and the regions explain the values equally well.
 FEWEST_VOXELS = 6**3
 
 
 class Superpixels(FeatureMaskRegions):
     """The regions that SLIC (Achanta et al. 2012) finds in each example.
 
-    The channels are stretched from 0 to 1 first, so that the regions do not depend on how the input
-    was normalised. Three channels of an image are taken as red, green and blue and compared in the
-    Lab space. Their outlines are those of the image, hidden or not.
+    The channels are first scaled to 0...1, so that the regions do not depend on the normalisation.
+    Three channels of an image are read as RGB and compared in Lab. Outlines are those of the image,
+    also of the parts that will be hidden.
 
     Args:
         images: the inputs, (N, C, *space) with two or three spatial dimensions.
-        granularity: about how many regions each has.
-        roi: a region of interest, (*space): where it is False nothing is asked, and maps are 0.
+        granularity: the approximate number of regions in each.
+        roi: a region of interest, (*space): nothing outside of it is hidden, and maps are 0 there.
 
     Example::
 
@@ -64,7 +64,7 @@ class Superpixels(FeatureMaskRegions):
 
 def _slic(image: Tensor, granularity: int, roi: Tensor | None = None) -> Tensor:
     """The superpixels of an image (C, *space), (*space); -1 outside of a region of interest."""
-    # Slow to import, and not needed by windows.
+    # Imported here because it is slow and windows do not need it.
     from skimage.segmentation import slic
 
     values = stretched(image, to_lab=False)
@@ -92,8 +92,8 @@ def _slic(image: Tensor, granularity: int, roi: Tensor | None = None) -> Tensor:
 
 
 def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:
-    """An image (C, *space) with each channel from 0 to 1, (*space, C); three channels of an image
-    are taken as red, green and blue and become Lab from -1 to 1."""
+    """An image (C, *space) with channels scaled to 0...1, (*space, C); three channels of an image
+    are read as RGB and converted to Lab, from -1 to 1."""
     from skimage.color import rgb2lab
 
     values: npt.NDArray[np.float64] = image.detach().cpu().double().numpy()
@@ -108,7 +108,7 @@ def stretched(image: Tensor, to_lab: bool = True) -> npt.NDArray[np.float64]:
 def check_granularities(
     sizes: object, shape: tuple[int, ...], kind: str = "superpixels"
 ) -> tuple[int, ...]:
-    """The numbers of regions of a kind that were asked for, of an input (N, C, *space)."""
+    """Check the requested numbers of regions for an input of shape (N, C, *space)."""
     given = [sizes] if is_integer(sizes) else sizes
     if not isinstance(given, Sequence) or not (
         given and all(is_integer(number) and number > 0 for number in given)

@@ -18,25 +18,25 @@ Floats = npt.NDArray[np.float64]
 #: A region's number, or a pair of trees.
 NestedTree: TypeAlias = int | tuple[Any, Any]
 
-#: Regions that are alike merge as if their colours differed by this, in units of the range of
-#: values: so the smaller ones are merged first.
+#: Added to all colour distances, in units of the range of values, so that among regions of the same
+#: colour the small ones merge first.
 LEAST_DIFFERENCE = 0.05
-#: About how many regions a tree has at its leaves.
+#: The approximate number of leaves.
 LEAVES = 250
 
 
 class RegionTree:
     """A binary tree whose leaves are regions of one example.
 
-    Nodes are numbered: ``leaves`` first, the region of each pixel from 0 on, (*space), then nodes
-    with two ``children`` each, and the root last.
+    Nodes are numbered: first the ``leaves`` (given as the region of each pixel, (*space)), then the
+    nodes with two ``children``, the root last.
     """
 
     def __init__(self, leaves: Integers, children: Sequence[tuple[int, int]]) -> None:
         self.leaves = leaves
         self.n_leaves = int(leaves.max()) + 1
         self._children = list(children)
-        #: Which leaves each node holds, (nodes, leaves).
+        #: The leaves of each node, (nodes, leaves).
         self.members = np.zeros((self.n_leaves + len(children), self.n_leaves), dtype=np.bool_)
         self.members[np.arange(self.n_leaves), np.arange(self.n_leaves)] = True
         for number, (one, other) in enumerate(children, start=self.n_leaves):
@@ -47,11 +47,11 @@ class RegionTree:
 
     @property
     def root(self) -> int:
-        """The node of all regions."""
+        """The number of the root."""
         return len(self) - 1
 
     def children(self, node: int) -> tuple[int, int] | None:
-        """The two nodes that a node is made of; None for a leaf."""
+        """The two children of a node; None for a leaf."""
         return None if node < self.n_leaves else self._children[node - self.n_leaves]
 
     def pixels(self, members: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -60,12 +60,11 @@ class RegionTree:
 
     @classmethod
     def of_image(cls, image: Tensor, leaves: Integers) -> RegionTree:
-        """Merge the regions (*space) of an image (C, *space) two by two, until one is left.
+        """Merge neighbouring regions (*space) of an image (C, *space), two at a time.
 
-        Of all neighbours a and b those merge first whose n_a n_b / (n_a + n_b) (d^2 + 0.05^2) is
-        smallest, with n the numbers of pixels and d the distance of the mean colours: the growth
-        of the variance inside of regions (Ward), and among regions of one colour the small ones.
-        Regions without neighbours are merged last.
+        The neighbours a and b with the smallest n_a n_b / (n_a + n_b) (d^2 + 0.05^2) merge first,
+        with n the numbers of pixels and d the distance of the mean colours (Ward's criterion).
+        Regions without neighbours merge last.
         """
         values = stretched(image)
         flat, n = leaves.reshape(-1), int(leaves.max()) + 1
@@ -76,7 +75,7 @@ class RegionTree:
 
     @classmethod
     def of_nested(cls, leaves: Integers, labels: Sequence[int], tree: NestedTree) -> RegionTree:
-        """A tree that was given as pairs of pairs of the regions' labels."""
+        """A tree from nested pairs of the regions' labels."""
         places = {label: place for place, label in enumerate(labels)}
         children: list[tuple[int, int]] = []
         used: list[int] = []
@@ -104,7 +103,7 @@ class RegionTree:
 
 
 def tiles(space: tuple[int, ...], n: int = LEAVES) -> Integers:
-    """Blocks of one size, about n of them, for inputs that are not divided into superpixels."""
+    """About n blocks of one size, for inputs without superpixels."""
     side = math.ceil((math.prod(space) / n) ** (1 / len(space)))
     numbers = np.zeros(space, dtype=np.int64)
     for axis, size in enumerate(space):
@@ -115,7 +114,7 @@ def tiles(space: tuple[int, ...], n: int = LEAVES) -> Integers:
 
 
 def _neighbours(leaves: Integers) -> set[tuple[int, int]]:
-    """The pairs of regions that touch, the smaller number first."""
+    """The pairs of neighbouring regions, the smaller number first."""
     found: set[tuple[int, int]] = set()
     for axis in range(leaves.ndim):
         moved = np.moveaxis(leaves, axis, 0)
@@ -126,7 +125,7 @@ def _neighbours(leaves: Integers) -> set[tuple[int, int]]:
 
 
 def _merged(area: Floats, means: Floats, touching: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs of nodes that are merged, one after the other."""
+    """The pairs of nodes in the order of their merging."""
     areas, colours = list(area), list(means)
     near: dict[int, set[int]] = {number: set() for number in range(len(areas))}
     for a, b in touching:

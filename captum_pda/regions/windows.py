@@ -1,4 +1,4 @@
-"""Windows: the grid of all places of one, and grids of one or several sizes from arguments."""
+"""Sliding windows: the grid of all positions of a window, and grids from users' arguments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from captum_pda.regions.protocol import Integers, block_pixels
 
 @dataclass(frozen=True)
 class WindowGrid:
-    """All places of a window that slides over an input's spatial dimensions.
+    """All positions of a window that slides over an input's spatial dimensions.
 
-    Along each axis the window starts at 0, s, 2s, ... and a last window is moved back to end at
-    the border, so every window is whole and every pixel is covered. Windows are numbered in
-    row-major order; ``grid[10:20]`` is the grid of those ten windows, and ``grid.pick([3, 7])``
-    that of those two.
+    Along each axis windows start at 0, s, 2s, ..., and the last one is moved back to end at the
+    border, so that all windows are complete and cover all pixels. Windows are numbered in row-major
+    order; ``grid[10:20]`` and ``grid.pick([3, 7])`` are grids of some of them.
 
     Args:
         space: the input's spatial shape (1 to 3 dimensions).
@@ -64,8 +63,8 @@ class WindowGrid:
         """The number of windows along each axis of the whole grid."""
         return tuple(len(starts) for starts in self.starts)
 
-    # All pixels of a window are hidden, and every example has the same windows. What these methods
-    # return is documented in ``Regions`` and ``Windows``.
+    # All pixels of a window are hidden, and all examples have the same windows. These methods are
+    # documented in ``Regions`` and ``Windows``.
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -98,7 +97,6 @@ class WindowGrid:
 
     @property
     def first(self) -> int:
-        """The number of the first window, counted in the whole grid."""
         return self.selected[0] if self.selected else 0
 
     def __len__(self) -> int:
@@ -110,17 +108,14 @@ class WindowGrid:
         return replace(self, selected=self._numbers[windows])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
-        """The grid of some of these windows, in this order."""
         return replace(self, selected=tuple(self._numbers[window] for window in windows))
 
     @property
     def _numbers(self) -> range | tuple[int, ...]:
-        """The numbers of these windows in the whole grid."""
         return range(math.prod(self.shape)) if self.selected is None else self.selected
 
     @cached_property
     def corner_array(self) -> Integers:
-        """Each window's first pixel, (W, dims)."""
         places = np.unravel_index(np.array(self._numbers, dtype=np.int64), self.shape)
         corners = [starts[place] for starts, place in zip(self.starts, places, strict=True)]
         return np.stack(corners, axis=1)
@@ -131,18 +126,17 @@ class WindowGrid:
         return torch.from_numpy(self.corner_array)
 
     def pixels(self, device: torch.device | str = "cpu") -> Tensor:
-        """The flat numbers of each window's pixels in the input, (W, pixels per window)."""
         return block_pixels(self.corner_array, self.window, self.space, device)
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel the mean of the values of the windows that cover it, from one value for
-        each window of the whole grid (..., W) to (..., *space)."""
+        """Give each pixel the mean value of the windows that cover it, (..., W) to (...,
+        *space)."""
         if self.selected is not None:
             raise ValueError("only values of the whole grid can be averaged, not those of a part")
         averaged = values.reshape(*values.shape[:-1], *self.shape)
         for axis, (begin, end) in enumerate(self._covering, start=-len(self.space)):
-            # The grid is a product of its axes, so the mean over all windows that cover a pixel
-            # is a mean along each axis in turn. Values that are not finite stay where they are.
+            # The grid is a product of its axes, so the mean over the windows that cover a pixel is
+            # taken along one axis after the other. Values that are not finite do not spread.
             steps = begin[:, None] + np.arange((end - begin).max())
             covering = torch.from_numpy(steps < end[:, None]).to(values.device)
             index = torch.from_numpy(np.minimum(steps, end.max() - 1)).to(values.device)
@@ -152,8 +146,7 @@ class WindowGrid:
 
     @cached_property
     def _covering(self) -> tuple[tuple[Integers, Integers], ...]:
-        """For each pixel along each axis, the first window that covers it and the one past the
-        last: they are consecutive."""
+        """For each pixel along each axis, the range of the windows that cover it."""
         return tuple(
             (
                 np.searchsorted(starts, np.arange(size) - width, side="right"),
@@ -163,7 +156,6 @@ class WindowGrid:
         )
 
     def coverage(self, device: torch.device | str = "cpu") -> Tensor:
-        """How many windows of the whole grid cover each pixel, (*space)."""
         counts = np.ones((), dtype=np.int64)
         for begin, end in self._covering:
             counts = counts[..., None] * (end - begin)
@@ -181,8 +173,8 @@ def window_grid(
     name: str = "sliding_window_shapes",
     channels: int | None = None,
 ) -> WindowGrid:
-    """The grid of a window, an argument called ``name``, perhaps with its ``channels`` first, and
-    strides; by default a quarter of the window."""
+    """The grid of a window and its strides, by default a quarter of the window. The window is the
+    argument ``name``, and may have the ``channels`` in front."""
     full = spatial(shape, name, space)
     if len(full) > len(space) and full[0] != channels:
         raise ValueError(
@@ -209,7 +201,7 @@ def window_grid(
 
 
 def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
-    """An int or a tuple as a tuple of positive integers, with or without channels."""
+    """An int or a tuple as a tuple of positive integers, which may have channels in front."""
     values = [given] * len(space) if is_integer(given) else given
     if not isinstance(values, Sequence) or not all(is_integer(item) for item in values):
         raise TypeError(f"{name} must be an int or a tuple of ints, got {given!r}")
@@ -225,25 +217,25 @@ def spatial(given: object, name: str, space: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether a value counts as an integer, which True and False do not."""
+    """Whether a value is an integer, but not a bool."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 #: One size or several; each an int or a spatial tuple.
 Scales: TypeAlias = int | Sequence[Extent] | None
 
-#: The shorter side from which an input counts as large.
+#: The shorter side from which an input is large.
 LARGE_SIDE = 64
-#: Where a size has more windows than this, its strides grow up to the window by default; where they
-#: are still too many, as small windows are in volumes, the size is left out.
+#: If a size has more windows than this, its default strides grow up to the window; if there are
+#: still too many, as for small windows in volumes, the size is left out.
 MOST_WINDOWS = 1500
 
 
 def default_grids(
     space: tuple[int, ...], strides: Extent | None = None, context: Context = CONTEXTS["full"]
 ) -> tuple[WindowGrid, ...]:
-    """Windows in proportion to the input's shorter side. Strides that are given hold for every
-    size, up to the width of its windows."""
+    """Windows in proportion to the input's shorter side. Given strides apply to every size, limited
+    to the width of its windows."""
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
@@ -251,7 +243,7 @@ def default_grids(
         if strides is not None:
             steps: list[Extent] = [[min(n, width) for n in spatial(strides, "strides", space)]]
         else:
-            # Larger steps where a volume or a long image has too many windows.
+            # Larger steps if a volume or a long image has too many windows.
             steps = list(range(max(1, round(step * width)), width + 1))
         tried = (window_grid(space, width, each) for each in steps)
         fits = (grid for grid in tried if strides is not None or len(grid) <= MOST_WINDOWS)
@@ -265,7 +257,7 @@ def default_grids(
 def scale_grids(
     space: tuple[int, ...], scales: Scales, strides: Extent | Sequence[Extent] | None
 ) -> tuple[WindowGrid, ...]:
-    """One grid for each size, such as (16, 32, 64), with one stride for all or one for each; by
+    """A grid for each size, such as (16, 32, 64), with one stride for all sizes or one for each; by
     default a quarter of the window."""
     sizes = [scales] if is_integer(scales) else scales
     if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,8 +46,10 @@ def together_header(
         "owners": block.add(owners, "int32"),
         "places": places,
         "lost": [
-            f"{signed(-float(one), interactions.unit)}{unit} without it alone"
-            for one in interactions.lost()
+            "not asked"
+            if math.isnan(one)
+            else f"{signed(-one, interactions.unit)}{unit} without it alone"
+            for one in interactions.lost().tolist()
         ],
         "colours": {"cover": COVER, "together": TOGETHER},
         "pairs": [

@@ -1,4 +1,4 @@
-"""Asking a model about any set of hidden pixels of an example, again and again."""
+"""Further questions to a model about any set of hidden pixels of an example."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ from captum_pda.running.plan import Place
 from captum_pda.running.run import ProgressBar
 from captum_pda.running.sampling import Sampling, score_regions
 
-#: A box: the first pixel, and the one past the last.
+#: A box: its first pixel, and the pixel after its last.
 Bounds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
-#: A question: the example, the context, a hash of the pixels, and the box of draws.
+#: A question: the example, the context, a hash of the pixels, and the box of the random numbers.
 Key: TypeAlias = tuple[int, str, bytes, Bounds | None]
 
-#: Values of copies that are held at once, and scores that are kept for later questions.
+#: The values of copies in memory at once, and the size of the cache of scores.
 VALUES_AT_ONCE, MAX_KEPT_SCORES = 2**23, 2**26
 
 
 class Asker:
     """The model, the prior and the inputs of an explanation, for further questions.
 
-    In the full context, hidden pixels h are replaced by what the prior expects of them, or draws,
-    given all pixels that are seen. In the empty context what is seen is pasted into the input n of
-    which nothing is seen,
+    In the full context, hidden pixels h are replaced by the prior's mean, or by samples, given all
+    visible pixels. In the empty context, visible pixels are pasted into the input n with everything
+    hidden,
 
         x_h = n + s (x - n),     s(p) = sum_{q not in h} g(p - q) / sum_q g(p - q),
 
-    with g a Gaussian of 2/224 of the shorter side. With everything hidden both are n, and with
-    nothing hidden both are x. Copies are run by the dense engine: sets of regions change too much
-    of the input for others to have less to do. Equal sets are asked once.
+    with g a Gaussian of 2/224 of the shorter side. With everything hidden both give n, and with
+    nothing hidden x. Copies are run by the dense engine, because sets of regions change most of the
+    input. Scores are cached.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Asker:
         self.seen = seen  #: The scores with everything seen, (N, columns).
         self.sampling = sampling
         self._batch_size = BatchSize(rows, self.call.values_per_example)
-        #: Scores (samples, columns) of what was asked.
+        #: The scores (samples, columns) of earlier questions.
         self._known: dict[Key, Tensor] = {}
-        #: The examples that are asked about, counted among all that were explained.
+        #: The numbers of these examples among all that were explained.
         self._numbers: Sequence[int] = range(len(seen))
 
     def of_examples(self, rows: slice) -> Asker:
-        """The same about some of the examples, counted among themselves."""
+        """The same for some of the examples."""
         other = copy(self)
         other._numbers = self._numbers[rows]
         return other
@@ -86,7 +86,7 @@ class Asker:
 
     @torch.no_grad()
     def seconds_per_pass(self, example: int, hidden: Tensor, context: str = "full") -> float:
-        """How long a pass with some pixels (*space) hidden takes, with their fill; one is run."""
+        """The time of a pass with some pixels (*space) hidden, with its fill; one is run."""
         start = time.perf_counter()
         sampling = replace(self.sampling, n_samples=1)
         copies = self._copies(self._numbers[example], hidden[None], context, None, sampling)
@@ -106,15 +106,15 @@ class Asker:
 
         Args:
             example: its number.
-            hidden: which pixels are hidden, as booleans.
+            hidden: the hidden pixels, as booleans.
             context: "full" or "empty".
-            box: pixels (*space) that all sets lie in. Samples of all sets that are asked with the
-                same box are drawn with the same random numbers.
+            box: pixels (*space) that contain all sets. Sets with the same box are sampled with the
+                same random numbers.
             progress: the title of a progress bar, or a bar of several such runs; None shows none.
 
         Returns:
-            (samples, K, columns). What stops the run carries the same as its ``result``, with NaN
-            for sets that were not finished.
+            (samples, K, columns). An interruption carries the same as its ``result``, with NaN for
+            unfinished sets.
         """
         check_choice("context", context, ("full", "empty"))
         number, hidden = self._numbers[example], hidden.cpu()
@@ -166,8 +166,8 @@ class Asker:
     def _finished(
         self, number: int, copies: Tensor, advance: Advance = lambda rows: None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The place and scores (S, columns) of each of the copies (S, K, C, *space) of an example;
-        when something stops the run, of those that are finished."""
+        """The place and scores (S, columns) of each of the copies (S, K, C, *space) of an example
+        that is finished, also on an interruption."""
         values = self.call.inputs[0][number : number + 1].detach()
         space = tuple(values.shape[2:])
         boxes = PlacedWindows(space, space, np.zeros((copies.shape[1], len(space)), np.int64))

@@ -1,4 +1,4 @@
-"""What is asked: from arguments to what is hidden, where, and which outputs are kept."""
+"""The plan of a call: what is hidden, where, and which outputs are kept."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Fill: TypeAlias = Callable[[Any, Tensor, Windows, Sampling], Tensor]
 
 
 class Place(EmptyContext):
-    """Where regions are hidden, the inputs or a layer's feature maps, and what is put there.
+    """Where regions are hidden: the inputs or a layer's feature maps.
 
     Args:
         name: "input", or the name of the layer.
         call: the model as a function of the tensors that are changed here.
         engine: runs the copies.
-        prior: what could stand in a region; None is the default prior.
+        prior: predicts the content of regions; None is the default prior.
         needs: the prior's method that ``fill`` calls.
         fill: the method's way to fill regions from the prior.
     """
@@ -49,18 +49,18 @@ class Place(EmptyContext):
         self.prior, self.needs, self.fill = prior, needs, fill
 
     def drawn(self, example: Tensor, windows: Windows, sampling: Sampling) -> Tensor:
-        """What is put in the place of regions of an example (C, *space), (S, W, C, *window)."""
+        """The contents that replace regions of an example (C, *space), (S, W, C, *window)."""
         fills = self.fill(prior_for(self.prior, self.needs), example, windows, sampling)
         return checked_fills(fills, example, windows, sampling.n_samples)
 
     def among_others(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each random set of regions, with all else faint, as ``seen_together``."""
+        """Each random set of regions in blurred surroundings; see ``seen_together``."""
         return self.seen_together(example, windows, self.around_sets(example))
 
 
 def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: int) -> Tensor:
     """Fills (S, W, C, *window) inside each region, and the example (C, *space) in the rest of its
-    box; fills of another shape are refused."""
+    box; refuses fills of another shape."""
     expected = (n_samples, len(windows), len(example), *windows.window)
     if tuple(fills.shape) != expected:
         raise ValueError(
@@ -75,7 +75,7 @@ def checked_fills(fills: Tensor, example: Tensor, windows: Windows, n_samples: i
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Regions of one size, of one tensor at one place, in one context."""
+    """Regions of one size, of one tensor in one place and context."""
 
     place: Place
     tensor: int  #: Its number among the tensors of that place.
@@ -84,7 +84,7 @@ class Part:
 
     @property
     def values(self) -> Tensor:
-        """The tensor that the regions lie in, (N, C, *space)."""
+        """The tensor that contains the regions, (N, C, *space)."""
         return self.place.call.inputs[self.tensor]
 
     def forward(self, example: int, copies: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ class Part:
 
     @property
     def shared_labels(self) -> frozenset[int]:
-        """Labels of a mask that masks of other tensors have too: as in Captum, they are one
-        feature, which is hidden in all tensors at once. By itself, a region is seen in one."""
+        """Labels that masks of several tensors have in common: as in Captum, they are one feature,
+        hidden in all tensors at once. In the empty context they are separate."""
         if not self.context.removes or not isinstance(self.place.call, ModelCall):
             return frozenset()
         shared: frozenset[int] = getattr(self.regions, "shared", frozenset())
@@ -119,7 +119,7 @@ class Part:
 
 def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
     """The regions of a place in each context; ``arguments`` are those of ``choose_regions``."""
-    # Sets of regions change the whole input, where no other engine has less to do.
+    # Sets of regions change the whole input, where other engines save nothing.
     densely = copy(place)
     densely.engine = DenseEngine()
     return tuple(
@@ -132,7 +132,7 @@ def parts_of(place: Place, **arguments: Any) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is hidden of a model's inputs or feature maps, and what is read."""
+    """What is hidden of a model's inputs or feature maps, and which outputs are kept."""
 
     parts: tuple[Part, ...]
     explained: ExplainedOutputs
@@ -143,9 +143,9 @@ class Plan:
 def make_plan(
     parts: tuple[Part, ...], target: TargetType, all_outputs: bool, kind: OutputKind
 ) -> Plan:
-    """Run the model on the inputs as they are, and on those that a context starts from; keep the
-    scores of the target, or of all outputs."""
-    # Not in inference mode: what a model caches in its first pass must stay usable.
+    """Run the model on the unperturbed inputs and on the starting inputs of the contexts, and keep
+    the scores of the target or of all outputs."""
+    # Not in inference mode: tensors that the model caches in its first pass must stay usable.
     with torch.no_grad():
         outputs = parts[0].place.call.unperturbed()
         if all_outputs:
@@ -177,7 +177,7 @@ def make_plan(
 
 
 def groups(parts: tuple[Part, ...]) -> list[list[int]]:
-    """The numbers of the parts of one place, tensor and context, which share what is prepared."""
+    """The numbers of the parts of each place, tensor and context, which share a prepared engine."""
     found: dict[tuple[Place, int, Context], list[int]] = {}
     for number, part in enumerate(parts):
         found.setdefault((part.place, part.tensor, part.context), []).append(number)
@@ -187,8 +187,8 @@ def groups(parts: tuple[Part, ...]) -> list[list[int]]:
 def with_tolerance(
     plan: Plan, sampling: Sampling, tolerance: float | None, target: TargetType, measure: Measure
 ) -> Sampling:
-    """The sampling, stopped once the error of ``target``, or of each example's predicted class, is
-    under a tolerance."""
+    """The sampling, stopped when the error of ``target``, or of each example's predicted class, is
+    below a tolerance."""
     if tolerance is None:
         return sampling
     explained, columns = plan.explained, [0] * len(plan.seen)

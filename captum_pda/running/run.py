@@ -1,7 +1,7 @@
-"""The one loop: fills, engine and scores for every region, and how ranks share them.
+"""The loop over all regions: fills, engine, scores, and how ranks share them.
 
-Regions go to ranks in whole batches, which are those of a single process: a model may round
-differently in another batch, and the map should not depend on how many ranks there are.
+Ranks get whole batches, the same as those of a single process, because a model may round
+differently in other batches and maps should not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from captum_pda.regions.protocol import Integers, Regions, Windows
 from captum_pda.running.plan import Place, Plan, groups
 from captum_pda.running.sampling import RegionScores, Sampling, score_regions
 
-#: Fill values held at once. Chunks depend on nothing but the plan, so that the same seed gives
-#: the same draws whatever the batch size.
+#: The fill values in memory at once. Chunks depend on the plan only, so that the same seed gives
+#: the same samples for any batch size.
 VALUES_PER_CHUNK = 2**22
-#: By how much the same model's scores may differ on two kinds of processors, as a share of the
+#: The tolerated difference of a model's scores on two kinds of processors, as a share of the
 #: largest: half precision has three digits.
 MODEL_ROUNDING = 1e-2
 
 
 class Run:
-    """A plan that is being run, and what is known so far, so that an interruption loses nothing.
+    """A plan that is being run, and the results so far, which an interruption keeps.
 
-    ``rows`` are the copies in a batch (None chooses by itself), ``title`` that of a progress bar.
+    ``rows`` is the number of copies in a batch (None chooses it), ``title`` that of a progress bar.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Run:
         self.rows = rows
         self.ranks = ranks
         self.title = title
-        #: Whether the dense engine runs all, since another has failed its audit.
+        #: Whether everything is run by the dense engine because another one failed its audit.
         self.densely = False
-        #: How each engine that is not dense compares with the dense one.
+        #: The audits of engines that are not dense.
         self.audits: list[Audit] = []
-        #: Which engine ran, each time with the number of its regions.
+        #: The engine of each run, with its number of regions.
         self.reports: list[tuple[int, EngineReport]] = []
         self.known = self._unknown()
 
@@ -81,30 +81,30 @@ class Run:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything is known."""
+        """Whether there are any results."""
         return any(bool(part.n_drawn.any()) for part in self.known)
 
     @property
     def audit(self) -> Audit | None:
-        """What the audits of this rank found."""
+        """The audits of this rank as one."""
         return Audit.of(self.audits)
 
     @property
     def report(self) -> EngineReport | None:
-        """Which engine ran the most regions, and why, with all audits."""
+        """The report of the engine that ran the most regions, with all audits."""
         if not self.reports:
             return None
         return max(self.reports, key=itemgetter(0))[1].with_audit(self.audit)
 
     def known_by_all(self) -> list[RegionScores]:
-        """What any rank knows of each part, NaN for regions that none has run."""
+        """The results of all ranks for each part, NaN for regions that no rank has run."""
         if self.ranks.count == 1:
             return self.known
         found = []
         for part in self.known:
             done = (part.n_drawn > 0).unsqueeze(-1)
             n_drawn = self.ranks.sum(part.n_drawn)
-            # One rank has run a region, and the others add nothing: the sum is exact.
+            # Only one rank has run a region and the others add 0, so the sum is exact.
             scores, errors = (
                 None
                 if values is None
@@ -115,8 +115,8 @@ class Run:
         return found
 
     def finish(self) -> None:
-        """Run the model without each region. Where an audit disagrees on any rank, all start again
-        on the dense engine."""
+        """Run the model without each region. If an audit fails on any rank, all start again with
+        the dense engine."""
         with self.ranks.failing_together():
             self._run_all()
         own = all(audit.agrees for audit in self.audits)
@@ -129,13 +129,13 @@ class Run:
             self._run_all()
 
     def _run_all(self) -> None:
-        """Run one example, tensor and context at a time, until an audit disagrees."""
+        """Run one example, tensor and context at a time, until an audit fails."""
         parts, examples = self.plan.parts, range(len(self.plan.seen))
         # One for each place, shared by all examples, so that memory runs out only once.
         batch_sizes = {
             part.place: BatchSize(self.rows, part.place.call.values_per_example) for part in parts
         }
-        # Before any batch is halved on one rank only: all must agree on who runs what.
+        # Before any rank halves its batches: all must agree on who runs what.
         chunks = {
             (number, example): self._chunks(number, example, batch_sizes[part.place])
             for number, part in enumerate(parts)
@@ -144,7 +144,7 @@ class Run:
         n_regions = {
             key: sum(map(len, (b for c in own for b in c.blocks))) for key, own in chunks.items()
         }
-        # This rank's share of the features that masks of several tensors have in common.
+        # This rank's share of the labels that masks of several tensors have in common.
         shared = sorted({label for part in parts for label in part.shared_labels})
         labels = shared[self.ranks.rank :: self.ranks.count]
         n_passes = len(labels) * self.sampling.n_samples * len(examples)
@@ -154,8 +154,8 @@ class Run:
             if parts[number].place.name != "input" and parts[0].place.name == "input":
                 n_short += n_own
         with ProgressBar(n_passes, self.title, self.ranks.rank == 0, n_short=n_short) as bar:
-            # Random sets first: each takes a whole pass, so the time that is left is not told too
-            # short by windows of which only a part is computed.
+            # Random sets first: each takes a whole pass, so the remaining time is not
+            # underestimated from windows that are computed in part.
             in_order = sorted(groups(parts), key=lambda own: not parts[own[0]].context.in_sets)
             for numbers, example in product(in_order, examples):
                 place = parts[numbers[0]].place
@@ -166,8 +166,8 @@ class Run:
                 try:
                     audit = self._run_example(example, of_part, batch_sizes[place], bar.update)
                 finally:
-                    # A feature map that is asked beside the input runs from its layer on, whatever
-                    # the engine.
+                    # A feature map that is explained beside the input always runs from its layer
+                    # on.
                     report = getattr(place.engine, "report", None)
                     if place is parts[0].place and isinstance(report, EngineReport):
                         self.reports.append((n_own, report))
@@ -198,8 +198,8 @@ class Run:
         batch_size: BatchSize,
         advance: Advance,
     ) -> Audit:
-        """Run this rank's regions of an example: ``chunks`` of parts of one place, tensor and
-        context, by their numbers, on one prepared engine."""
+        """Run this rank's regions of an example on one prepared engine: ``chunks`` of parts of one
+        place, tensor and context, by their numbers."""
         part = self.plan.parts[next(iter(chunks))]
         place, context, values = part.place, part.context, part.values[example]
         engine = DenseEngine() if self.densely else place.engine
@@ -235,7 +235,7 @@ class Run:
         batch_sizes: dict[Place, BatchSize],
         advance: Advance,
     ) -> None:
-        """Run features that masks of several tensors share, hidden in all of them at once."""
+        """Run the labels that masks of several tensors share, hidden in all of them at once."""
         parts = [(n, part) for n, part in enumerate(self.plan.parts) if part.shared_labels]
         n_samples, explained = self.sampling.n_samples, self.plan.explained
         first = parts[0][1]
@@ -264,8 +264,8 @@ class Run:
 
 
 class Chunk(NamedTuple):
-    """Regions whose fills are made together: windows, their numbers among all, and this rank's
-    regions, counted in the chunk; those of a block are run together."""
+    """Regions that are filled together: windows, their numbers among all regions, and the ranges of
+    them that this rank runs together."""
 
     windows: Windows
     members: Integers
@@ -281,12 +281,12 @@ def rank_chunks(
     ranks: Ranks,
     left_out: frozenset[int] = frozenset(),
 ) -> list[Chunk]:
-    """A rank's part of all regions of an example: as many batches as any other rank, or one fewer,
-    which follow each other, so that it makes the fills of few chunks.
+    """This rank's share of the regions of an example: consecutive batches, as many as any other
+    rank has, or one less, so that it fills few chunks.
 
-    ``values_per_pixel`` are the numbers in each pixel of a fill, times samples. An engine is given
-    ``at_once`` regions, and runs ``in_batch`` of these in a batch. Regions of a mask with the
-    labels ``left_out`` are run elsewhere.
+    ``values_per_pixel`` are the values of a fill per pixel, times samples. An engine gets
+    ``at_once`` regions and runs ``in_batch`` of them in a batch. Labels in ``left_out`` are
+    skipped.
     """
     chunks = []
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
@@ -313,7 +313,7 @@ def rank_chunks(
 
 
 def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, int]]:
-    """Where parts of the windows begin and end whose fills fit in memory together."""
+    """The ranges of windows whose fills fit in memory together."""
     size = max(1, VALUES_PER_CHUNK // (values_per_pixel * math.prod(windows.window)))
     for start in range(0, len(windows), size):
         yield start, min(start + size, len(windows))
@@ -328,8 +328,8 @@ def agree_on_plan(
     prior: object,
     ranks: Ranks,
 ) -> Sampling:
-    """The sampling with the first rank's seed; refuses ranks that were given different arguments,
-    inputs, models or priors, which would each return another map."""
+    """The sampling with the first rank's seed; refuses ranks with different arguments, inputs,
+    models or priors."""
     if ranks.count == 1:
         return sampling
     explained, call = plan.explained, plan.parts[0].place.call
@@ -360,7 +360,7 @@ def agree_on_plan(
                 "the same inputs together, so give each the same ones (without a process_group, "
                 "each rank explains its own)"
             )
-    # Scores may differ by rounding, since ranks may have different processors.
+    # Scores may differ by rounding, because ranks may have different processors.
     scores = ranks.from_rank(0, plan.seen)
     largest = float(scores.abs().nan_to_num(0, 0, 0).max()) if scores.numel() else 0.0
     same = torch.isclose(plan.seen, scores, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
@@ -373,21 +373,21 @@ def agree_on_plan(
     return replace(sampling, seed=seed)
 
 
-#: A run without a bar is called long if it takes more seconds than this.
+#: The seconds from which a run without a progress bar warns that it is long.
 LONG_SECONDS = 60.0
-#: Seconds over which passes are measured before their cost is told.
+#: The seconds over which passes are timed before an estimate is shown.
 MEASURED_SECONDS = 1.0
 
 
 class ProgressBar(tqdm):  # type: ignore[misc]
-    """Counts forward passes.
+    """Counts forward passes and estimates their time.
 
     Args:
-        total: how many passes there are.
+        total: the number of passes.
         title: the bar's title; None shows no bar.
-        warns: whether to warn of a long run where no bar is shown, once in a process.
-        clock: tells the time in seconds.
-        n_short: how many passes at the end take far less time than the others.
+        warns: whether to warn, once in a process, of a long run without a bar.
+        clock: returns the time in seconds.
+        n_short: how many passes at the end are much faster than the others.
     """
 
     was_told = False  #: Whether this process was told that a run is long.
@@ -404,16 +404,16 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._warns = warns and title is None
         self._clock = clock
         self._n_done, self._start = 0, clock()
-        #: When the first batch was done, and its passes: it also does what is done only once.
+        #: When the first batch was done, and its passes; the first batch also includes the setup.
         self._measured_from: tuple[float, int] | None = None
-        # No time yet: a model's first pass may take far longer than those that follow.
+        # No time yet, because a model's first pass may be much slower than the others.
         described = None if title is None else f"{title}: {costs(total, 0)}"
-        # No second estimate: that of tqdm takes all passes for equally long.
+        # Without tqdm's own estimate, which assumes that all passes take equally long.
         shown = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
         super().__init__(total=total, desc=described, disable=title is None, bar_format=shown)
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Count passes that are done, and tell what all of them cost as soon as that is known."""
+        """Count passes that are done, and show the estimate as soon as there is one."""
         self._n_done += int(n or 0)
         now = self._clock()
         start, first = self._measured_from = self._measured_from or (now, self._n_done)
@@ -434,7 +434,7 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         return shown
 
     def expect(self, seconds: float, refresh: bool = True) -> None:
-        """Tell how long all passes take."""
+        """Show how long all passes take."""
         if self._title is not None:
             said = costs(self._n_passes, seconds)
             self.set_description_str(f"{self._title}: {said}: ", refresh)

@@ -1,4 +1,4 @@
-"""Samples of each region: draws, standard errors, and when there are enough of them."""
+"""Samples of regions: random numbers, standard errors, and when to stop."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from captum_pda.model.outputs import OutputKind
 from captum_pda.regions.contexts import Context
 from captum_pda.regions.protocol import Windows, drawing_numbers
 
-#: The error of a region is first checked after this many samples, and then each time that their
-#: number has grown by this factor.
+#: After how many samples the error of a region is first checked, and by which factor this number
+#: grows from check to check.
 FIRST_CHECK, GROWTH = 5, 1.5
-#: The confidence with which a standard error is under the tolerance once sampling stops.
+#: The confidence that a standard error is below the tolerance when sampling stops.
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How many contents each region gets."""
+    """How regions are sampled."""
 
     n_samples: int = 1  #: With ``stopping``, at most.
     seed: int = 0  #: The same one gives the same draws.
@@ -37,23 +37,22 @@ class Sampling:
     common_draws: bool = False  #: Whether all regions are drawn with the same random numbers.
 
     def in_context(self, context: Context) -> Sampling:
-        """Of a content that is certain, one sample is enough."""
+        """The same with one sample in a context without randomness."""
         return self if context.is_sampled else Sampling(1, self.seed, self.keep_errors)
 
     def generator(self, windows: Windows, device: torch.device) -> torch.Generator:
-        """Draws for these windows, which depend on the seed and on nothing drawn before."""
+        """Random numbers for these windows, which depend on nothing drawn before."""
         first, place = (0, 0) if self.common_draws else drawing_numbers(windows)
         return device_sync.generator_for((self.seed, first, self.part, place), device)
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """When a region has been sampled enough: once its standard error is surely under a bound.
+    """Stops sampling a region once its standard error is below a bound with confidence.
 
-    A standard error that is itself estimated from few samples is by chance too small now and then,
-    and stopping at such a moment would favour wrong values. So errors are checked only a few
-    times (after 5, 8, 12, 18, ... samples), and what must be under the bound is the upper 95%
-    confidence limit of the standard error, for normally distributed samples:
+    A standard error from few samples is too small now and then, and stopping at such a moment would
+    favour wrong values. So errors are checked a few times only (after 5, 8, 12, 18, ... samples),
+    and the upper 95% confidence limit must be below the bound, for normally distributed samples:
     error * sqrt((n - 1) / q), with q the 5% point of chi-squared with n - 1 degrees of freedom.
     """
 
@@ -70,7 +69,7 @@ class StoppingRule:
 
 
 def checks(n_samples: int) -> Iterator[int]:
-    """After how many samples to check a region's error; the last is ``n_samples``."""
+    """The numbers of samples after which errors are checked; the last is ``n_samples``."""
     count = FIRST_CHECK
     while count < n_samples:
         yield count
@@ -80,7 +79,7 @@ def checks(n_samples: int) -> Iterator[int]:
 
 @dataclass(frozen=True, eq=False)
 class RegionScores:
-    """What is kept of the samples of the regions of all examples, NaN for those still to come."""
+    """The results of the regions of all examples, NaN for those still to come."""
 
     scores: Tensor  #: Averaged over the samples, (N, W, columns).
     errors: Tensor | None  #: Their standard errors, where they were asked for.
@@ -88,14 +87,14 @@ class RegionScores:
 
     @classmethod
     def unknown(cls, reference: Tensor, n_regions: int, keep_errors: bool) -> RegionScores:
-        """Nothing known yet, for scores like these (N, columns)."""
+        """No results yet, for scores like these (N, columns)."""
         n_examples, n_columns = reference.shape
         empty = reference.new_full((n_examples, n_regions, n_columns), math.nan)
         n_drawn = torch.zeros(n_examples, n_regions, dtype=torch.int64, device=reference.device)
         return cls(empty, empty.clone() if keep_errors else None, n_drawn)
 
     def put(self, example: int, regions: Tensor, samples: Tensor, kind: OutputKind) -> None:
-        """Keep the average of all samples (S, W, columns) of some regions of an example."""
+        """Store all samples (S, W, columns) of some regions of an example."""
         self.scores[example, regions] = kind.average(samples)
         if self.errors is not None and len(samples) > 1:
             self.errors[example, regions] = kind.average_error(samples)
@@ -110,10 +109,9 @@ def score_regions(
     advance: Advance,
     enough: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run the model with each region replaced by its fills (S, W, C, *box), and yield regions that
-    are finished with their samples (n, regions, columns); when something stops the run, as far as
-    they have come. ``enough`` tells from samples (n, W, columns) which regions need no more (W,):
-    each is run on more and more of its fills until it has enough."""
+    """Run the model with each region replaced by its fills (S, W, C, *box); yields regions that are
+    finished with their samples (n, regions, columns), and on an interruption those so far.
+    ``enough`` says for samples (n, W, columns) which regions need no more, (W,)."""
     running = torch.arange(len(windows), device=fills.device)
     rounds: list[Tensor] = []
     done = 0
@@ -143,7 +141,7 @@ def score_regions(
 
 
 def _finished_samples(regions: Tensor, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Regions with the samples (n, W, columns) that are not NaN, those of as many together."""
+    """Regions with the samples (n, W, columns) that are not NaN, grouped by their number."""
     is_done = ~samples.isnan().all(dim=2)
     counts = is_done.sum(dim=0)
     for count in set(counts.tolist()) - {0}:

@@ -64,7 +64,7 @@ def visualize_interactions(
     colours = [FOR if value >= 0 else AGAINST for value in lost]
     for pixels, colour in zip(interactions.pixels, colours, strict=True):
         drawing.outline_pixels(axes[0], pixels, colour)
-    pairs = [pair for pair in interactions.pairs(target, n) if np.isfinite(pair.value)]
+    pairs = interactions.pairs(target, n)
     strongest = max((abs(pair.value) for pair in pairs), default=0.0)
     for pair in reversed(pairs):
         share = abs(pair.value) / strongest if strongest else 0.0

@@ -89,6 +89,15 @@ def test_regions_that_cover_for_each_other_and_ones_that_speak_only_together():
         assert mirrored.meaning == f"{words}, against the class"
 
 
+def test_regions_of_a_linear_model_add_up_but_for_rounding():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 2)).eval()
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    evidence = EfficientPDA(model, ConstantPrior(0.0), output="raw").evidence(
+        image, feature_mask=SQUARES
+    )
+    assert {pair.meaning for pair in evidence.interactions(1).pairs()} == {"they add up"}
+
+
 def test_they_take_one_pass_for_each_region_and_pair_and_do_not_overlap():
     image = make_images(1, 3, 16, 16)
     evidence = EfficientPDA(make_classifier()).evidence(image, sliding_window_shapes=4, strides=2)
@@ -159,6 +168,8 @@ def test_what_was_asked_is_kept_when_interactions_are_interrupted():
     values = caught.value.result.values()
     known = values.isfinite()
     assert 0 < int(known.sum()) < 16
+    listed = [(pair.first, pair.second) for pair in caught.value.result.pairs()]
+    assert sorted(map(list, listed)) == known.triu(1).nonzero().tolist()
     torch.testing.assert_close(values[known], expected[known])
 
 
@@ -349,6 +360,28 @@ def test_a_single_logit_and_a_raw_output():
     (part,) = evidence.sufficient(0, at_least=10.0)
     assert len(part.numbers) == 3
     assert len(evidence.necessary(0, below=10.0).numbers) == 1
+
+
+def test_labels_that_do_not_exclude_each_other_are_asked_one_by_one():
+    model = Tiles(lambda tiles: 8 * tiles[:, [0, 1, 2]] + 8 * tiles[:, [3, 4, 2]] - 4)
+    pda = EfficientPDA(model, ConstantPrior(0.0), output="multilabel")
+    evidence = pda.evidence(bright(0, 1, 2, 3), feature_mask=SQUARES, context="both")
+    assert evidence.top() != 1  # which is present as well
+    assert [part.numbers for part in evidence.sufficient(1)] == [(1,)]
+    part = evidence.necessary(1)
+    assert part.numbers == (1,)
+    assert part.minimal
+    assert part.first is None
+    assert part.prediction < 0.5 < part.seen
+    assert {part.numbers for part in evidence.sufficient(0)} == {(0,), (3,)}
+    assert sorted(evidence.necessary(0).numbers) == [0, 3]
+    with pytest.raises(ValueError, match="is past this already"):
+        evidence.necessary(0, expected=2)
+
+    turned = Tiles(lambda tiles: torch.stack([4 * tiles[:, 0], 4 - 8 * tiles[:, 1]], dim=1) - 2)
+    pda = EfficientPDA(turned, ConstantPrior(0.0), output="multilabel")
+    evidence = pda.evidence(bright(0, 1), feature_mask=SQUARES)
+    assert evidence.necessary(0, expected=1).numbers == (1,)
 
 
 # What can be asked, and what cannot

@@ -356,5 +356,12 @@ def test_a_region_is_chosen_to_see_its_partners(browser, tmp_path):
         own = [pair for pair in found.pairs() if 2 in (pair.first, pair.second)]
         assert own[0].meaning in rows[0]
         assert page.evaluate(LOW_CONTRAST) == []
+    interrupted = replace(found, samples=found.samples.clone())
+    interrupted.samples[:, 3:] = torch.nan  # as what stops a run leaves it
+    report = make_report(tmp_path, evidence, interactions=interrupted, test=False)
+    with opened(browser, report) as page:
+        page.click("#together-regions label:nth-child(4)")
+        assert page.inner_text("#together-lost") == "Region 3: not asked"
+        assert not page.inner_text("#together-partners")
     with opened(browser, make_report(tmp_path, evidence, test=False)) as page:
         assert not page.is_visible("#together")

@@ -1,9 +1,9 @@
-"""The engine that recomputes only what a window can change. To read in this order:
+"""The engine that recomputes only what a window can change, to be read in this order:
 
-- ``engine``: puts a ``PerturbedTensor`` through the user's model in place of perturbed copies.
+- ``engine``: runs the user's model on a ``PerturbedTensor`` instead of perturbed copies.
 - ``tensor``: PyTorch passes every call with such a tensor to ``PassFollower``, which applies the
-  rule of that function, or completes the maps and calls the function itself ("goes dense").
-- ``rules``: what a function does to boxes, a file for each family of functions.
-- ``boxes``: where boxes lie, and what they hold.
-- ``cache``: results for the unperturbed example, kept until the model writes what they depend on.
+  rule of that function, or calls the function on whole maps ("goes dense").
+- ``rules``: functions of boxes, a file for each family.
+- ``boxes``: the places of boxes and their contents.
+- ``cache``: results for the unperturbed example, kept until the model writes their arguments.
 """

@@ -1,7 +1,7 @@
-"""Feature maps of perturbed copies, of which only the boxes that can differ are held.
+"""Feature maps of perturbed copies, of which only the boxes that can differ are stored.
 
-A ``Span`` says where the boxes of a batch lie along one axis, a ``Slide`` how a kernel moves along
-it, and ``Boxed`` holds the values in the boxes.
+A ``Span`` has the places of a batch of boxes along one axis, a ``Slide`` moves a kernel along it,
+and ``Boxed`` has the values in the boxes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from captum_pda.regions.protocol import Integers
 
-#: The fraction of a map from which it is cheaper to compute all of it than to add its rim.
+#: The fraction of a map from which computing all of it is cheaper than adding its rim.
 WHOLE_FROM_FRACTION = 0.75
 
 
@@ -26,10 +26,9 @@ WHOLE_FROM_FRACTION = 0.75
 class Span:
     """The part of one axis that can differ from the unperturbed example, for each copy.
 
-    ``low`` and ``high`` (one past the last) are exact for every copy, so that nothing is lost from
-    layer to layer. The boxes that are computed all have one ``length``, that of the widest, and lie
-    inside the map: a box may hold more than what can differ, never less. ``begin`` is where each
-    box starts, if not at ``low``.
+    ``low`` and ``high`` (exclusive) are exact for every copy. The boxes that are computed have one
+    ``length``, that of the widest, lie inside the map and contain at least what can differ.
+    ``begin`` is the start of each box, if not ``low``.
     """
 
     size: int
@@ -39,24 +38,21 @@ class Span:
 
     @classmethod
     def of(cls, size: int, low: Integers, high: Integers) -> Span:
-        """A span inside the map, of at least one place."""
+        """A span inside the map of at least one place."""
         low = np.clip(low, 0, size - 1)
         return cls(size, low, np.clip(high, low + 1, size))
 
     @classmethod
     def whole(cls, size: int, n_copies: int) -> Span:
-        """All of an axis, for every copy."""
         low = np.zeros(n_copies, dtype=np.int64)
         return cls(size, low, low + size)
 
     @cached_property
     def length(self) -> int:
-        """The extent of every box."""
         return int((self.high - self.low).max())
 
     @cached_property
     def start(self) -> Integers:
-        """Where each box starts."""
         if self.begin is not None:
             return self.begin
         return np.minimum(self.low, self.size - self.length)
@@ -68,7 +64,7 @@ class Span:
 
     @cached_property
     def places(self) -> Integers:
-        """The places that the boxes hold, (copies, length)."""
+        """The places in the boxes, (copies, length)."""
         return self.start[:, None] + np.arange(self.length)
 
     def same_boxes(self, other: Span) -> bool:
@@ -78,18 +74,18 @@ class Span:
         )
 
     def union(self, other: Span) -> Span:
-        """What can differ in either of two maps of the same size."""
+        """The union of what can differ in two maps of the same size."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         return self if self is other else Span(self.size, low, high)
 
     def moved(self, before: int, size: int) -> Span:
-        """The same places after ``before`` places were put in front, on a map of a new size."""
+        """The same places with ``before`` places inserted in front, on a map of a new size."""
         return Span(size, self.low + before, self.high + before, self.start + before)
 
 
 @dataclass(frozen=True)
 class Slide:
-    """How a kernel slides along one axis: convolution and pooling."""
+    """The movement of a kernel along one axis in convolution and pooling."""
 
     kernel: int
     stride: int
@@ -98,7 +94,7 @@ class Slide:
 
     @property
     def reach(self) -> int:
-        """From the first place that the kernel reads to the place after the last."""
+        """The extent of the places that the kernel reads."""
         return self.dilation * (self.kernel - 1) + 1
 
     def after(self, span: Span, size: int) -> Span:
@@ -110,7 +106,7 @@ class Slide:
         return Span.of(size, low, high)
 
     def reads(self, after: Span) -> Integers:
-        """The input places that the boxes of the output need; some lie outside the map."""
+        """The input places for the boxes of the output; some lie outside of the map."""
         first = after.start * self.stride - self.padding
         places: Integers = first[:, None] + np.arange((after.length - 1) * self.stride + self.reach)
         return places
@@ -126,11 +122,11 @@ class Boxed:
     """Feature maps of perturbed copies: a box for each copy, and the unperturbed map around it.
 
     Args:
-        values: what is in the boxes, (copies, ...).
-        spans: where the boxes lie along each spatial axis.
-        base: the unperturbed map, (1, ...); None where the boxes cover the map.
-        space: which dimensions of ``values`` are the spatial axes.
-        zeros: how many zeros are still to be put around the values, on both sides of each axis.
+        values: the contents of the boxes, (copies, ...).
+        spans: the places of the boxes along each spatial axis.
+        base: the unperturbed map, (1, ...); None if the boxes cover the map.
+        space: the dimensions of ``values`` that are spatial axes.
+        zeros: the zeros that are still to be added on both sides of each axis.
     """
 
     def __init__(
@@ -153,40 +149,38 @@ class Boxed:
         shape = list(values.shape)
         for axis, span in zip(space, spans, strict=True):
             shape[axis] = span.size
-        #: The shape of the maps in full.
+        #: The shape of the whole maps.
         self.shape = tuple(shape)
 
     @property
     def values(self) -> Tensor:
-        """What is in the boxes, (copies, ...); not to be written."""
+        """The contents of the boxes, (copies, ...), which must not be written."""
         if self._zeros:
             self._values = F.pad(self._values, [n for n in self._zeros[::-1] for _ in range(2)])
             self._zeros = ()
         return self._values
 
     def unpadded(self) -> tuple[Tensor, tuple[int, ...]]:
-        """The values, and how many zeros are still to be put around them along each axis."""
+        """The values, and the zeros that are still to be added along each axis."""
         if self._zeros:
             return self._values, self._zeros
         return self.values, (0,) * len(self.spans)
 
     def at(self, spans: tuple[Span, ...]) -> Tensor:
-        """What is in boxes at these places, which hold at least what can differ."""
+        """The contents of boxes at these places, which include all that can differ."""
         if all(map(Span.same_boxes, self.spans, spans)):
             return self.values
         return read_map(self.base, [span.places for span in spans], self.space, 0.0, self)
 
     def whole(self) -> Tensor:
-        """The maps in full."""
         return self.at(tuple(Span.whole(span.size, self.n_copies) for span in self.spans))
 
     def differences(self) -> Tensor:
-        """How the boxes differ from the unperturbed map."""
         return self.values - read_boxes(self.base, self.spans, self.space)
 
 
 def read_boxes(base: Tensor | None, spans: tuple[Span, ...], space: tuple[int, ...]) -> Tensor:
-    """What an unperturbed map (1, ...) holds at boxes; 0 where they extend beyond it."""
+    """The contents of an unperturbed map (1, ...) in boxes; 0 outside of the map."""
     return read_map(base, [span.places for span in spans], space)
 
 
@@ -197,14 +191,12 @@ def read_map(
     outside: float = 0.0,
     boxed: Boxed | None = None,
 ) -> Tensor:
-    """Read places (copies, extent) along each axis of an unperturbed map, and of boxes on it.
-
-    Places outside the map have the value ``outside``.
-    """
+    """Read places (copies, extent) along each axis of an unperturbed map, with the values of its
+    boxes, and ``outside`` beyond the map."""
     if base is None:
         raise ValueError("boxes that cover the map keep no unperturbed map")
     n_copies, n_axes = len(places[0]), len(places)
-    # The index of each place in the map's pixels, one pixel outside of it, and the boxes' pixels.
+    # The index of each place in the map's pixels, one outside pixel, and the boxes' pixels.
     in_map = np.zeros((1,) * (n_axes + 1), dtype=np.int64)
     in_box = np.arange(n_copies).reshape(-1, *(1,) * n_axes)
     is_outside, is_boxed = in_map < 0, in_box >= 0
@@ -232,13 +224,13 @@ def read_map(
 
 
 def _pixels(maps: Tensor, space: tuple[int, ...]) -> Tensor:
-    """One row of numbers per pixel; no copy where the channels are last in memory."""
+    """One row of numbers per pixel; not copied if the channels are last in memory."""
     moved = maps.movedim(space, tuple(range(1, 1 + len(space))))
     return moved.reshape(math.prod(moved.shape[: 1 + len(space)]), -1)
 
 
 def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) -> list[Slide]:
-    """How a kernel with these arguments slides along each axis."""
+    """The movement of a kernel with these arguments along each axis."""
     n_axes = len(x.spans)
     kernels, dilations = per_axis(kernel, n_axes), per_axis(dilation, n_axes)
     if padding == "same":
@@ -252,10 +244,8 @@ def slides_for(x: Boxed, kernel: Any, stride: Any, padding: Any, dilation: Any) 
 def slide_boxes(
     x: Boxed, slides: list[Slide], sizes: tuple[int, ...], outside: float
 ) -> tuple[Tensor, tuple[Span, ...]]:
-    """What the kernel reads for the boxes of its output, and where those lie.
-
-    The places read outside the map are ``outside``, so the kernel itself needs no padding.
-    """
+    """The input of the kernel for the boxes of its output, and the places of those. Places outside
+    of the map are ``outside``, so the kernel itself needs no padding."""
     after = tuple(map(Slide.after, slides, x.spans, sizes))
     if math.prod(span.length / span.size for span in after) >= WHOLE_FROM_FRACTION:
         after = tuple(Span.whole(size, x.n_copies) for size in sizes)

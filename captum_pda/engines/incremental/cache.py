@@ -1,8 +1,8 @@
-"""Results for the unperturbed example, kept until something that they were made of is written.
+"""Results for the unperturbed example, kept until one of their arguments is written.
 
-The model is the user's own code: it may write into any tensor, also by views. So a result is known
-by its function and the versions of its arguments. What is written past PyTorch's count of versions
-(by NumPy, or ``.data``) is for the audit to notice.
+The model may write into any tensor, also through views. So results are identified by the function
+and the versions of its arguments. Writes that PyTorch does not count (by NumPy, or ``.data``) are
+left to the audit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Function = Callable[..., Any]
 
 #: The layout with the channels last, by the number of dimensions.
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-#: Batches after which a result that was not used is forgotten. Batches differ in where their boxes
-#: come to cover the map; but weights that a model computes anew are used only once.
+#: Results that were not used for this many batches are dropped. Batches differ in where boxes come
+#: to cover the map, and weights that a model computes anew are used only once.
 FORGOTTEN_AFTER = 4
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Everything that is not a tuple, list or dictionary; a size counts as one thing."""
+    """All objects that are not tuples, lists or dictionaries; a size is one object."""
     if isinstance(tree, dict):
         tree = tuple(tree.values())
     if isinstance(tree, tuple | list) and not isinstance(tree, torch.Size):
@@ -38,12 +38,12 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def find(tree: Any, kind: type[Kind] | tuple[type[Kind], ...]) -> list[Kind]:
-    """The objects of a type among arguments."""
+    """All objects of a type among arguments."""
     return [leaf for leaf in leaves(tree) if isinstance(leaf, kind)]
 
 
 def replaced(tree: Any, kind: type[Kind] | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
-    """The same arguments with every object of a type changed."""
+    """The same arguments with every object of a type replaced."""
     if isinstance(tree, kind):
         return change(tree)
     if isinstance(tree, dict):
@@ -61,7 +61,7 @@ def replaced(tree: Any, kind: type[Kind] | tuple[type, ...], change: Callable[[A
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Where a tensor's memory begins, the same for all its views; None where that is not known."""
+    """The start of a tensor's memory, the same for all its views; None if it is not known."""
     try:
         return tensor.untyped_storage().data_ptr() or None
     except (RuntimeError, NotImplementedError):  # sparse tensors have several
@@ -69,20 +69,17 @@ def memory_of(tensor: Tensor) -> int | None:
 
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether writing into one tensor may be seen in another."""
+    """Whether writing into one tensor may change another."""
     memory = memory_of(one)
     return memory is not None and memory == memory_of(other)
 
 
 class CallCache:
-    """Results of calls, known by the function and its arguments.
-
-    A tensor of the model's is known by its identity and its version; one that was computed here,
-    and is never written, by its identity alone.
-    """
+    """Results of calls by function and arguments. The model's tensors are identified by identity
+    and version; those that were computed here and are never written by identity."""
 
     def __init__(self) -> None:
-        #: With what results were made of, since the identities of deleted tensors are used again.
+        #: With their arguments, because identities of deleted tensors are used again.
         self._calls: dict[Hashable, tuple[Any, Any]] = {}
         self._last_used: dict[Hashable, int] = {}
         self._n_batches = 0
@@ -90,7 +87,7 @@ class CallCache:
         self._own: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
     def next_batch(self) -> None:
-        """Forget what was not used in the last batches."""
+        """Drop results that were not used in the last batches."""
         self._n_batches += 1
         for key, batch in list(self._last_used.items()):
             if batch < self._n_batches - FORGOTTEN_AFTER:
@@ -103,12 +100,12 @@ class CallCache:
         return copy
 
     def __call__(self, func: Function, *args: Any, **kwargs: Any) -> Any:
-        """``func(*args, **kwargs)``, remembered."""
+        """``func(*args, **kwargs)``, cached."""
         key = (func, self._key(args), self._key(kwargs))
         if key not in self._calls:
             result = func(*args, **kwargs)
             self._calls[key] = result, (args, kwargs)
-            # Results that are not views of the model's tensors can't be written by the model.
+            # The model can only write results that are views of its tensors.
             arguments = find((args, kwargs), Tensor)
             writable = {memory_of(one) for one in arguments if id(one) not in self._own}
             for tensor in find(result, Tensor):
@@ -118,14 +115,13 @@ class CallCache:
         return self._calls[key][0]
 
     def _key(self, value: Any) -> Hashable:
-        """Arguments as something that can be looked up."""
         if isinstance(value, Tensor):
             return Tensor, id(value), self._state(value)
         if isinstance(value, tuple | list):
             return tuple(map(self._key, value))
         if isinstance(value, dict):
             return tuple((name, self._key(part)) for name, part in value.items())
-        # 1, 1.0 and True are equal, and not the same argument; slices have no hash of their own.
+        # 1, 1.0 and True are equal but different arguments; slices have no hash.
         return type(value), repr(value)
 
     def _state(self, tensor: Tensor) -> Hashable:
@@ -139,36 +135,35 @@ class CallCache:
 
 
 class PassState:
-    """What the rules share while batches of one example go through the model."""
+    """The state that rules share while batches of one example go through the model."""
 
     def __init__(self) -> None:
         self.cache = CallCache()
-        #: Where the model went dense, and why, in the order of the first time.
+        #: The functions at which the model went dense, and why, in order.
         self.went_dense: dict[str, str] = {}
-        #: Whether anything was computed on boxes that costs more than the boxes themselves.
+        #: Whether any rule saved work.
         self.saved_work = False
-        #: Whether completed maps have their channels last in memory.
+        #: Whether whole maps have their channels last in memory.
         self.channels_last = True
-        #: Whether values left the tensors, so that any other tensor may depend on them.
+        #: Whether values left the tensors, so that other tensors may depend on them.
         self.leaked = False
 
     def start(self) -> None:
-        """Begin a batch."""
         self.cache.next_batch()
         self.leaked = False
 
     def base(self, func: Function, *args: Any, **kwargs: Any) -> Any:
-        """What ``func`` gives for the unperturbed example, computed once."""
+        """The result of ``func`` for the unperturbed example, computed once."""
         return self.cache(_channels_last_result, func, *args, **kwargs)
 
 
 def _channels_last_result(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Call a function; return images with the channels last, where a pixel is contiguous."""
+    """Call a function; images are returned with channels last, where pixels are contiguous."""
     result = func(*args, **kwargs)
     return channels_last(result) if isinstance(result, Tensor) else result
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """The same maps with the channels last in memory, where PyTorch has such a format."""
+    """The same maps with channels last in memory, if PyTorch has such a format."""
     layout = CHANNELS_LAST.get(maps.dim())
     return maps if layout is None else maps.contiguous(memory_format=layout)

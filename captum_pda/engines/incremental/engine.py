@@ -24,15 +24,15 @@ from captum_pda.engines.protocol import (
 )
 from captum_pda.regions.protocol import Windows
 
-#: A batch has this many times the copies of a dense one, since each takes less time and memory.
+#: The size of batches, in multiples of dense ones, because copies take less time and memory.
 BATCHES_OF_DENSE = 6
 
 
 class IncrementalEngine:
-    """Computes of every feature map only the box that a window can change.
+    """Computes only the box of every feature map that a window can change.
 
-    The result is that of the whole model, up to rounding. What the engine has no rule for is
-    computed in full from there on.
+    The result is that of the whole model, up to rounding. From a function without a rule on, maps
+    are computed in full.
 
     Example::
 
@@ -50,7 +50,6 @@ class IncrementalEngine:
         return EngineReport("incremental", "as asked", goes_dense=dict(self._went_dense))
 
     def settings(self) -> dict[str, object]:
-        """What describes this engine, as plain values."""
         return {"kind": "IncrementalEngine"}
 
     def prepare(
@@ -63,7 +62,7 @@ class IncrementalEngine:
 
 
 class PreparedIncremental(PreparedBatches):
-    """One example, with what was computed for it unperturbed."""
+    """One example, with its unperturbed results."""
 
     def __init__(
         self, forward: Forward, example: Tensor, batch_size: BatchSize, state: PassState
@@ -75,7 +74,7 @@ class PreparedIncremental(PreparedBatches):
 
     @property
     def went_dense(self) -> dict[str, str]:
-        """The functions at which the maps had to be completed, and why."""
+        """The functions at which maps were computed in full, and why."""
         return self._state.went_dense
 
     def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
@@ -108,14 +107,13 @@ class PreparedIncremental(PreparedBatches):
         return scores
 
     def _outputs(self, follower: PassFollower, boxes: Boxed) -> Tensor:
-        """The model's outputs for perturbed copies."""
         # The compiler would trace this engine.
         with without_compiler():
             outputs = self._forward(follower.perturbed(boxes))
         where = "; ".join(f"{name}: {why}" for name, why in self.went_dense.items())
         followed = isinstance(outputs, PerturbedTensor)
         what = None
-        # An ordinary tensor that perturbed values were written into holds them for every copy.
+        # An ordinary tensor that perturbed values were written into holds the values of every copy.
         if not followed and not (self._state.leaked and self._state.saved_work):
             where = where or "the output does not depend on the input"
             what = "follow the model from its input to its output"

@@ -1,7 +1,5 @@
-"""The tensor that goes through the user's model, and what is done with each call it meets.
-
-By rules on boxes where there are some, else densely: on the completed maps of all copies.
-"""
+"""The tensor that goes through the user's model: calls are run by rules on boxes, and densely, on
+the whole maps of all copies, where there is no rule."""
 
 from __future__ import annotations
 
@@ -38,15 +36,15 @@ from captum_pda.engines.protocol import IncrementalError, is_out_of_memory
 
 #: Importing these modules declares their rules.
 DECLARED = (convolution, elementwise, pooling, shape)
-#: Results through which a model can neither read nor write values.
+#: Results that give a model no access to values.
 HARMLESS = (str, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 #: Functions that give a tensor other memory, or read memory by its layout.
 REFUSED = {"set_", "__set__", "as_strided", "as_strided_", "as_strided_scatter"}
-#: Functions after which a tensor's memory can be written unseen.
+#: Functions after which a tensor's memory can be written unnoticed.
 EXPOSING = {"numpy", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage"}
 EXPOSING |= {"share_memory_"}
 SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-#: What can be asked of a tensor without reading its values.
+#: Attributes that do not depend on a tensor's values.
 PROPERTIES = (
     "device dtype grad grad_fn is_cpu is_cuda is_leaf is_meta is_mkldnn is_mps is_nested "
     "is_quantized is_sparse itemsize layout names nbytes ndim output_nr requires_grad "
@@ -68,24 +66,22 @@ FACTORIES = set(
         "new_ones new_empty new_empty_strided new_full new_tensor"
     )
 )
-#: Functions of their first argument that take only the shape and type of the others.
+#: Functions of their first argument that use only the shape and type of the others.
 SHAPED_LIKE = set(named("to type_as expand_as view_as reshape_as"))
 
 
 class PerturbedTensor(Tensor):
-    """Perturbed copies, held as boxes as long as there are rules, then as an ordinary tensor.
+    """Perturbed copies, stored as boxes as long as there are rules, then as an ordinary tensor.
 
-    PyTorch passes every function that is called with such a tensor to ``__torch_function__``, so
-    the user's own ``forward`` runs, with its hooks and its control flow. All that depends on the
-    perturbed input is such a tensor; so an ordinary tensor is the same for every copy.
-
-    Boxes are never written, and the user's code has no access to their memory: an ordinary tensor
-    that is held has memory of its own.
+    PyTorch passes every function call with such a tensor to ``__torch_function__``, so the user's
+    own ``forward`` runs, with its hooks and control flow. Everything that depends on the perturbed
+    input is such a tensor; ordinary tensors are the same for every copy. Boxes are never written,
+    and the user's code has no access to their memory.
     """
 
     held: Boxed | Tensor
     follower: PassFollower
-    #: Those that share memory with this one as the model sees it, itself included.
+    #: The tensors that share memory with this one from the model's view, including itself.
     aliases: list[ref[PerturbedTensor]]
 
     @staticmethod
@@ -98,7 +94,7 @@ class PerturbedTensor(Tensor):
         pass
 
     def share_with(self, other: PerturbedTensor) -> None:
-        """From now on these two, and whatever shares memory with one of them, share memory."""
+        """Let the two, and whatever shares memory with either, share memory from now on."""
         mine, others = (tensor.aliases or [ref(tensor)] for tensor in (self, other))
         self.aliases = other.aliases = mine
         if mine is not others:
@@ -107,7 +103,7 @@ class PerturbedTensor(Tensor):
                 alias.aliases = mine
 
     def shares_elsewhere(self) -> bool:
-        """Whether something shares memory with this tensor as the model sees it, and not here."""
+        """Whether a tensor shares memory with this one from the model's view, but not here."""
         for alias in _alive(self.aliases):
             if alias is self:
                 continue
@@ -118,7 +114,7 @@ class PerturbedTensor(Tensor):
         return False
 
     def own(self) -> Tensor:
-        """From now on this holds an ordinary tensor, in memory that no box reads."""
+        """Store an ordinary tensor from now on, in memory that no box reads."""
         if isinstance(self.held, Boxed):
             maps = self.held.whole()
             if not self.follower.state.channels_last:
@@ -163,7 +159,7 @@ def name_of(func: Function) -> str:
 
 
 class _Call:
-    """A function with its arguments, as the model calls it, and the perturbed tensors in them."""
+    """A function call of the model, and the perturbed tensors among its arguments."""
 
     def __init__(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func = func
@@ -173,12 +169,12 @@ class _Call:
         self.tensors = find((args, kwargs), PerturbedTensor)
 
     def result(self) -> Any:
-        """Call the function with ordinary tensors in the place of perturbed ones."""
+        """Call the function with ordinary tensors instead of perturbed ones."""
         args, kwargs = replaced((self.args, self.kwargs), PerturbedTensor, PerturbedTensor.own)
         return self.func(*args, **kwargs)
 
     def declared_writes(self) -> list[Any]:
-        """The arguments that an operation of ``torch.ops`` says that it writes into."""
+        """The arguments that an operation of ``torch.ops`` declares to write."""
         into: list[Any] = []
         for schema in _torch.operator_schemas(self.func):
             for position, argument in enumerate(schema.arguments):
@@ -189,27 +185,24 @@ class _Call:
 
 
 class PassFollower:
-    """Decides for every call of one pass what is done with the perturbed tensors."""
+    """Handles every call with perturbed tensors in one pass."""
 
     def __init__(self, state: PassState) -> None:
         self.state = state
         #: All perturbed tensors of this pass that are in use.
         self._alive: WeakValueDictionary[int, PerturbedTensor] = WeakValueDictionary()
         self._finished = False
-        #: Why the model was refused, if it was: its own code may turn that into another error.
+        #: Why the model was refused, because its own code may turn that into another error.
         self.refusal: IncrementalError | None = None
 
     def perturbed(self, held: Boxed | Tensor) -> PerturbedTensor:
-        """A perturbed tensor that is followed."""
         tensor = PerturbedTensor(held, self)
         self._alive[id(tensor)] = tensor
         return tensor
 
     def finish(self, complete: bool = True) -> None:
-        """Turn what the model has kept into ordinary tensors, as the dense engine leaves them.
-
-        What is not completed acts as an ordinary tensor whenever a function is called with it.
-        """
+        """Turn the tensors that the model has kept into ordinary ones, as the dense engine leaves
+        them."""
         kept = list(self._alive.values()) if complete else []
         self._alive.clear()
         self._finished = True
@@ -224,11 +217,11 @@ class PassFollower:
                 continue
 
     def on_function(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function of PyTorch's, as the model calls it."""
+        """Handle a call of a PyTorch function."""
         first = args[0] if args else None
         if func in DESCRIPTIVE and isinstance(first, PerturbedTensor):
             rest = replaced(args[1:], PerturbedTensor, self._empty_like)
-            # A tensor in boxes has the shape of its maps; one that is held may have changed it.
+            # A tensor in boxes has the shape of its maps; an ordinary one may have changed it.
             return func(first if isinstance(first.held, Boxed) else first.held, *rest, **kwargs)
         if _needs_no_values(func, args, kwargs):
             args, kwargs = replaced((args, kwargs), PerturbedTensor, self._empty_like)
@@ -236,12 +229,12 @@ class PassFollower:
         return self._follow(_Call(func, args, kwargs))
 
     def on_operation(self, func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that compiled code calls."""
+        """Handle an operation that compiled code calls."""
         return self._follow(_Call(func, args, kwargs), "it is called from compiled code")
 
     def _follow(self, call: _Call, why_dense: str = "") -> Any:
         if self._finished:
-            # A tensor that is kept after its pass acts as the ordinary one that it stands for.
+            # A tensor that is kept after its pass acts as the ordinary tensor that it represents.
             return call.result()
         try:
             if any(tensor.follower is not self for tensor in call.tensors):
@@ -278,7 +271,7 @@ class PassFollower:
         )
 
     def _incrementally(self, call: _Call) -> Any:
-        """Apply the rule of a function to what the perturbed tensors hold."""
+        """Apply the rule of a function to the contents of the perturbed tensors."""
         out_of_place = IN_PLACE.get(call.func, call.func)
         rule = RULES.get(out_of_place)
         if rule is None:
@@ -301,7 +294,7 @@ class PassFollower:
         return wrapped
 
     def _overwrite(self, tensor: PerturbedTensor, result: Any, call: _Call) -> PerturbedTensor:
-        """Let a tensor hold what a function would have written into it."""
+        """Store what a function would have written into a tensor."""
         if result is tensor.held:
             return tensor
         if result.dtype != tensor.held.dtype or tuple(result.shape) != tuple(tensor.held.shape):
@@ -327,7 +320,7 @@ class PassFollower:
             if isinstance(tensor, PerturbedTensor):
                 _check_unshared(tensor, call)
             else:
-                # What is written may come from a perturbed tensor.
+                # The written values may come from a perturbed tensor.
                 self.state.leaked = True
         return self._wrapped(call, result)
 
@@ -335,7 +328,7 @@ class PassFollower:
         """The tensors of a result as perturbed ones, which may share memory with the arguments."""
         exposes = call.name in EXPOSING
         for leaf in leaves(result):
-            # A nested tensor has no shape that copies could be followed in.
+            # Copies of a nested tensor cannot be followed, because it has no shape.
             is_nested = isinstance(leaf, Tensor) and leaf.is_nested
             if is_nested or not (leaf is None or isinstance(leaf, (Tensor, *HARMLESS))):
                 self.state.leaked = True
@@ -358,7 +351,7 @@ class PassFollower:
 
 
 def _needs_no_values(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the result does not depend on the values of any perturbed tensor."""
+    """Whether the result is independent of the values of all perturbed tensors."""
     if func in FACTORIES:
         others = (args[1:], {k: v for k, v in kwargs.items() if k not in ("input", "self")})
         return not find(others, PerturbedTensor)

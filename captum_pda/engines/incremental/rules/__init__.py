@@ -1,12 +1,12 @@
-"""Which rule is for which function of PyTorch's. Rules are declared where they are written::
+"""The registry of rules, which are declared where they are written::
 
     @rule("flip", aliases=False, saves=False)
     def flip(state: PassState, func: Function, x: Boxed, dims: Any) -> Boxed:
         ...
 
-A rule is called as ``rule(state, func, *args, **kwargs)`` with a ``Boxed`` in the place of every
-perturbed tensor and the arguments in the order of the function's own. It returns a ``Boxed``
-(or several, or a finished tensor), or raises ``NoRule``. A function without a rule goes dense.
+A rule is called as ``rule(state, func, *args, **kwargs)`` with a ``Boxed`` instead of every
+perturbed tensor and the arguments in the function's own order. It returns one or several ``Boxed``
+or a finished tensor, or raises ``NoRule``. Functions without a rule go dense.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from captum_pda.engines.incremental.cache import Function
 
 AnyFunction = TypeVar("AnyFunction", bound=Function)
 
-#: Where PyTorch has a function, under one name.
+#: Where PyTorch has functions of one name.
 OWNERS = (torch, F, Tensor, _torch.nn_functions, torch.special)
 #: Other names that PyTorch has for arguments of rules.
 OTHER_NAMES = {"self": "input", "axis": "dim", "keepdims": "keepdim", "exponent": "other"}
 
 
 class NoRule(Exception):  # noqa: N818 - no error: the maps are completed, and the model goes on
-    """A rule does not hold for these arguments; the message completes "because ..."."""
+    """A rule does not apply to these arguments; the message completes "because ..."."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How a function is applied to boxes: see ``rule``."""
+    """A function of boxes; see ``rule``."""
 
     apply: Function
     signature: inspect.Signature
@@ -50,7 +50,7 @@ class Rule:
 
 #: The rule of each function.
 RULES: dict[Function, Rule] = {}
-#: Functions that write into their first argument, and the same functions that do not.
+#: Functions that write into their first argument, and their counterparts that do not.
 IN_PLACE: dict[Function, Function] = {}
 
 
@@ -60,12 +60,12 @@ def rule(
     """Declare a rule.
 
     Args:
-        names: of the functions that it is for, wherever PyTorch has functions of these names.
-        aliases: whether the function's result shares memory with its argument in PyTorch, so that
-            writing into one is seen in the other. A rule that returns its argument always does.
-        saves: whether the rule saves work; without such a rule boxes are of no use.
-        in_place: whether it also holds for the functions that write into their first argument,
-            whose names end with an underscore.
+        names: of the functions, wherever PyTorch has functions of these names.
+        aliases: whether the function's result shares memory with its argument in PyTorch. A rule
+            that returns its argument always does.
+        saves: whether the rule saves work; boxes are of no use without such a rule.
+        in_place: whether the rule also applies to the functions with a trailing underscore, which
+            write into their first argument.
     """
 
     def declare(apply: AnyFunction) -> AnyFunction:
@@ -82,7 +82,7 @@ def rule(
 
 
 def named(names: str) -> list[Function]:
-    """The functions of these names, wherever PyTorch has them."""
+    """All functions of these names."""
     return [
         getattr(owner, name)
         for name in names.split()
@@ -94,7 +94,7 @@ def named(names: str) -> list[Function]:
 def arranged(
     func: Function, made: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """Arguments that fit a rule, however they are given, and whether ``inplace`` was among them."""
+    """Arguments in the rule's order, and whether ``inplace`` was among them."""
     kwargs = {OTHER_NAMES.get(name, name): value for name, value in kwargs.items()}
     if "input" in kwargs:
         args = (kwargs.pop("input"), *args)
@@ -122,6 +122,6 @@ def _position_of_inplace(func: Function) -> int | None:
 
 
 def check_images(x: Any) -> None:
-    """Refuse all but (copies, channels, *space), as convolutions want them."""
+    """Refuse all but (copies, channels, *space), which convolutions need."""
     if not isinstance(x, Boxed) or x.space != tuple(range(2, 2 + len(x.spans))):
         raise NoRule("its input is not a batch of images")

@@ -1,9 +1,9 @@
 """Convolution on boxes, and batch-norm.
 
 Kernels of 3x3 are convolved by Winograd's method: an output tile of 4x4 takes 36 multiplications
-for each pair of channels in place of 144 (Lavin and Gray, "Fast algorithms for convolutional neural
-networks", 2016). It is exact up to rounding. With 512 channels, on maps of 7x7 to 14x14, it is 2.6 to
-1.3 times as fast as PyTorch's own convolution (benchmarks/SPEED.md).
+for each pair of channels instead of 144 (Lavin and Gray, "Fast algorithms for convolutional neural
+networks", 2016), and the result is exact up to rounding. With 512 channels, on maps of 7x7 to
+14x14, it is 2.6 to 1.3 times as fast as PyTorch's convolution (benchmarks/SPEED.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from captum_pda.engines.incremental.cache import CallCache, Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, check_images, rule
 from captum_pda.engines.incremental.rules.pooling import whole_maps
 
-#: Channels, in and out, from which Winograd's method pays for its changes of basis.
+#: The number of channels, in and out, from which Winograd's method is faster.
 FEWEST_CHANNELS_FOR_WINOGRAD = 384
 #: The most numbers in its intermediate results, so that they fit into a processor's caches.
 MOST_INTERMEDIATE_VALUES = 2**23
@@ -38,7 +38,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Boxed:
-    """Each box with the halo that the kernel reads."""
+    """Convolve each box with the margin that the kernel reads."""
     check_images(x)
     if isinstance(weight, Boxed) or isinstance(bias, Boxed):
         raise NoRule("its weights depend on the input")
@@ -73,7 +73,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Boxed:
-    """With running statistics batch-norm acts on every pixel alone."""
+    """With running statistics batch-norm acts on every pixel separately."""
     check_images(x)
     if training or running_mean is None:
         raise NoRule("it uses the statistics of the batch")
@@ -141,7 +141,7 @@ def convolve(
     dilation: Any,
     groups: int,
 ) -> Tensor:
-    """A convolution by the faster way; the cache keeps changed kernels as long as they are used."""
+    """Convolve by the faster method; changed kernels are cached."""
     pixels = maps.numel() // maps.shape[1]
     if (
         weight.shape[2:] == (3, 3)
@@ -173,7 +173,7 @@ def winograd(maps: Tensor, kernel: Tensor, bias: Tensor | None, padding: tuple[i
     tiles = -(-sizes[0] // 4), -(-sizes[1] // 4)
     after = 4 * tiles[0] + 2 - height - padding[0], 4 * tiles[1] + 2 - width - padding[1]
     padded = F.pad(maps.permute(0, 2, 3, 1), (0, 0, padding[1], after[1], padding[0], after[0]))
-    # Tiles of 6x6 that overlap by 2, each place of a tile for all tiles together.
+    # Tiles of 6x6 that overlap by 2, ordered by their places.
     overlapping = padded.unfold(1, 6, 4).unfold(2, 6, 4).permute(4, 5, 0, 1, 2, 3)
     inputs = _basis(INPUT, maps) @ overlapping.reshape(36, -1)
     products = torch.bmm(inputs.view(36, -1, channels), kernel)

@@ -1,4 +1,4 @@
-"""Operations on every pixel alone, on a box as on a map, and arithmetic of several maps."""
+"""Functions of single pixels, and arithmetic of several maps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captum_pda.engines.incremental.boxes import Boxed, Span, read_boxes
 from captum_pda.engines.incremental.cache import Function, PassState, find
 from captum_pda.engines.incremental.rules import NoRule, rule
 
-#: Functions of every number by itself, under all the names that PyTorch gives them.
+#: Functions of single numbers, under all their names in PyTorch.
 POINTWISE = (
     "abs atan ceil celu clamp clamp_max clamp_min clip cos elu erf exp expm1 floor gelu hardshrink "
     "hardsigmoid hardswish hardtanh leaky_relu log log1p logsigmoid mish nan_to_num neg negative "
@@ -31,7 +31,7 @@ def pointwise(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: 
 
 
 def per_pixel(state: PassState, func: Function, x: Any, *args: Any, **kwargs: Any) -> Boxed:
-    """The same function of every pixel, with weights that do not depend on the input."""
+    """A function of each pixel, with weights that do not depend on the input."""
     if not isinstance(x, Boxed) or find((args, kwargs), Boxed):
         raise NoRule("its weights depend on the input")
     base = None if x.is_whole else state.base(func, x.base, *args, **kwargs)
@@ -42,7 +42,7 @@ def per_pixel(state: PassState, func: Function, x: Any, *args: Any, **kwargs: An
 def dropout(
     state: PassState, func: Function, x: Boxed, p: float = 0.5, training: bool = True
 ) -> Boxed:
-    """Nothing happens outside training."""
+    """The identity outside of training."""
     if training:
         raise NoRule("it is in training mode")
     return x
@@ -50,19 +50,19 @@ def dropout(
 
 @rule("contiguous detach alias positive __pos__", aliases=True)
 def unchanged(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
-    """The same numbers, perhaps in another place of memory."""
+    """The same numbers, perhaps in other memory."""
     return x
 
 
 @rule("clone")
 def copied(state: PassState, func: Function, x: Boxed, **kwargs: Any) -> Boxed:
-    """The same numbers in memory of their own; shared here, since boxes are never written."""
+    """A copy, which shares memory here because boxes are never written."""
     return Boxed(x.values, x.spans, x.base, x.space)
 
 
 @rule("linear", saves=True)
 def linear(state: PassState, func: Function, x: Any, weight: Any, bias: Any = None) -> Boxed:
-    """A product with the last dimension, where that holds a pixel's channels."""
+    """A product with the last dimension, if it holds a pixel's channels."""
     _check_last(x, 1)
     return per_pixel(state, func, x, weight, bias)
 
@@ -71,7 +71,7 @@ def linear(state: PassState, func: Function, x: Any, weight: Any, bias: Any = No
 def layer_norm(
     state: PassState, func: Function, x: Any, normalized_shape: Any, *args: Any, **kwargs: Any
 ) -> Boxed:
-    """Norms of the last dimensions, where these hold a pixel's channels."""
+    """Norms of the last dimensions, if they hold a pixel's channels."""
     _check_last(x, len(normalized_shape))
     return per_pixel(state, func, x, normalized_shape, *args, **kwargs)
 
@@ -86,7 +86,7 @@ def _check_last(x: Any, count: int) -> None:
 
 @rule("to cpu cuda type_as double float half bfloat16")
 def convert(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
-    """Another type or device; a memory format is not changed."""
+    """A change of type or device; a memory format is not changed."""
     memory_format = kwargs.pop("memory_format", None)
     if memory_format is not None and func is Tensor.to and not args and not kwargs:
         return x
@@ -128,7 +128,7 @@ def elementwise(
 
 @rule("cat concat concatenate")
 def concatenate(state: PassState, func: Function, tensors: Any, dim: int = 0) -> Boxed:
-    """Maps side by side along a dimension that is neither space nor the batch."""
+    """Concatenate maps along a dimension that is neither spatial nor the batch."""
     first, spans = _joined(*tensors)
     if dim % len(first.shape) in (0, *first.space):
         raise NoRule("it joins copies or places")
@@ -140,7 +140,7 @@ def concatenate(state: PassState, func: Function, tensors: Any, dim: int = 0) ->
 
 
 def _joined(*operands: Any) -> tuple[Boxed, tuple[Span, ...]]:
-    """The first perturbed operand, and where any of them can differ."""
+    """The first perturbed operand, and the places where any of them can differ."""
     boxed = find(operands, Boxed)
     first = boxed[0]
     places = [(len(one.shape), one.space, *(span.size for span in one.spans)) for one in boxed]
@@ -153,7 +153,7 @@ def _joined(*operands: Any) -> tuple[Boxed, tuple[Span, ...]]:
 def _unperturbed(state: PassState, operand: Any, like: Boxed) -> Any:
     """An operand for the unperturbed example, with as many dimensions as the maps."""
     if isinstance(operand, Boxed):
-        # Boxes that cover the map, joined with others: but then the union covers it too.
+        # Boxes that cover the map, joined with others: the union covers it too.
         return operand.base
     if not isinstance(operand, Tensor) or operand.dim() == 0:
         return operand

@@ -35,7 +35,7 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Boxed:
-    """The largest value under the kernel; nothing outside the map is ever the largest."""
+    """The maximum under the kernel, with -infinity outside of the map."""
     check_images(x)
     if return_indices:
         raise NoRule("it returns indices")
@@ -62,7 +62,7 @@ def average_pool(
     *args: Any,
     **kwargs: Any,
 ) -> Boxed:
-    """The mean under the kernel, times what the whole map would have made of a mean of 1 there."""
+    """The mean under the kernel, corrected for places outside of the map."""
     check_images(x)
     stride = stride or kernel_size
     pool = getattr(F, f"avg_pool{len(x.spans)}d")
@@ -87,7 +87,8 @@ def _factor(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Pooled ones over their mean with zeros around the map, at every place; None if all are 1."""
+    """The correction at every place: pooled ones over their mean with zeros around the map; None if
+    all are 1."""
     ones = torch.ones_like(like[:, :1])
     pooled = pool(ones, kernel, stride, padding, *args, **kwargs)
     n_axes = like.dim() - 2
@@ -132,7 +133,7 @@ def mean_over_space(
 def _mean(
     state: PassState, func: Callable[..., Tensor], x: Boxed, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """The unperturbed mean, moved by what changed in the box. ``func`` averages all of space."""
+    """The unperturbed mean plus the change in the box. ``func`` averages over all of space."""
     if x.is_whole:
         return func(x.values, *args, **kwargs)
     unperturbed: Tensor = state.base(func, x.base, *args, **kwargs)
@@ -141,6 +142,6 @@ def _mean(
 
 
 def whole_maps(state: PassState, values: Tensor, x: Boxed) -> Boxed:
-    """Maps that are held in full, after their size has changed."""
+    """Whole maps after a change of their size."""
     spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
     return Boxed(values, spans, None, x.space)

@@ -1,4 +1,4 @@
-"""Operations that rename, split, reorder or pad dimensions."""
+"""Functions that rename, split, reorder or pad dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from captum_pda.engines.incremental.boxes import Boxed, Span
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
-#: Strides of a probe without memory: primes by which its axes are found again in a view of it.
+#: Strides of a probe without memory: primes that identify its axes in a view of it.
 LABELS = (1000000007, 1000000009, 1000000021, 1000000033, 1000000087, 1000000093, 1000000097)
 
 VIEWS = (
@@ -44,7 +44,7 @@ def _as_list(views: Any) -> list[Any]:
 
 
 def _space_in(part: Tensor, probe: Tensor, x: Boxed) -> tuple[int, ...]:
-    """Which dimensions of a view are the spatial axes; copies and places must be as they were."""
+    """The dimensions of a view that are the spatial axes; copies and places must not change."""
     strides = part.stride()
     found = []
     for axis in (0, *x.space):
@@ -59,7 +59,7 @@ def _space_in(part: Tensor, probe: Tensor, x: Boxed) -> tuple[int, ...]:
 
 @rule("view reshape flatten", aliases=True)
 def reshape(state: PassState, func: Function, x: Boxed, *args: Any, **kwargs: Any) -> Boxed:
-    """Channels split or merged, with batch and space as they are."""
+    """Channels split or merged, with the same batch and space."""
     n_axes, n_dims = len(x.space), len(x.shape)
     after = func(torch.empty(x.shape, dtype=x.dtype, device="meta"), *args, **kwargs)
     sizes = tuple(after.shape)
@@ -84,9 +84,9 @@ def pad(
     mode: str = "constant",
     value: float | None = None,
 ) -> Boxed:
-    """A constant around the map moves the boxes and leaves what is in them."""
+    """A constant around the map moves the boxes without changing their contents."""
     n_dims = len(x.shape)
-    # PyTorch gives the last dimension first.
+    # PyTorch starts with the last dimension.
     pairs = [tuple(pad[number : number + 2]) for number in range(0, len(pad), 2)]
     pairs = [(0, 0)] * (n_dims - len(pairs)) + pairs[::-1]
     if mode != "constant" or min(pad, default=0) < 0:
@@ -102,6 +102,6 @@ def pad(
     spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
     is_last = x.space == tuple(range(n_dims - len(x.space), n_dims))
     if is_last and not value and all(before == after for before, after in around):
-        # A convolution adds the zeros by itself.
+        # A convolution adds the zeros itself.
         return Boxed(x.values, spans, None, x.space, zeros=tuple(pair[0] for pair in around))
     return Boxed(F.pad(x.values, pad, mode, value), spans, None, x.space)
