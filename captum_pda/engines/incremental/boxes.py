@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.regions.protocol import Integers
@@ -116,6 +115,12 @@ class Slide:
         return places
 
 
+def whole_maps(values: Tensor, x: Boxed) -> Boxed:
+    """Maps that are held in full, after their size has changed."""
+    spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
+    return Boxed(values, spans, None, x.space)
+
+
 def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
     """An int, or a sequence of one or ``n_axes`` numbers, as one number per axis."""
     values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
@@ -130,7 +135,6 @@ class Boxed:
         spans: where the boxes lie along each spatial axis.
         base: the unperturbed map, (1, ...); None where the boxes cover the map.
         space: which dimensions of ``values`` are the spatial axes.
-        zeros: how many zeros are still to be put around the values, on both sides of each axis.
     """
 
     def __init__(
@@ -139,10 +143,9 @@ class Boxed:
         spans: tuple[Span, ...],
         base: Tensor | None,
         space: tuple[int, ...],
-        zeros: tuple[int, ...] = (),
     ) -> None:
-        self._values = values
-        self._zeros = zeros
+        #: Not to be written.
+        self.values = values
         self.spans = spans
         self.is_whole = all(span.is_whole for span in spans)
         self.base = None if self.is_whole else base
@@ -155,20 +158,6 @@ class Boxed:
             shape[axis] = span.size
         #: The shape of the maps in full.
         self.shape = tuple(shape)
-
-    @property
-    def values(self) -> Tensor:
-        """What is in the boxes, (copies, ...); not to be written."""
-        if self._zeros:
-            self._values = F.pad(self._values, [n for n in self._zeros[::-1] for _ in range(2)])
-            self._zeros = ()
-        return self._values
-
-    def unpadded(self) -> tuple[Tensor, tuple[int, ...]]:
-        """The values, and how many zeros are still to be put around them along each axis."""
-        if self._zeros:
-            return self._values, self._zeros
-        return self.values, (0,) * len(self.spans)
 
     def at(self, spans: tuple[Span, ...]) -> Tensor:
         """What is in boxes at these places, which hold at least what can differ."""
