@@ -540,10 +540,6 @@ def deciding_parts(
     parts: list[DecidingPart] = []
     left = list(range(len(game)))
     with ProgressBar(n_passes, title if show_progress else None) as bar:
-        if show_progress:
-            one = torch.from_numpy(~game.pixels[0] if alone else game.pixels[0])
-            seconds = game.asker.seconds_per_pass(number, one, "empty" if alone else "full")
-            bar.expect(seconds * n_passes)
         try:
             while left and len(parts) < n:
                 # With nothing hidden, no answer has changed; with nothing seen, it may be kept.

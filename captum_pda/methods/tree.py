@@ -265,10 +265,6 @@ class TreePDA(PerturbationPDA):
             quantity = self._measured(explained).quantity(None)
             try:
                 with ProgressBar(n_passes, title, warns=True) as bar:
-                    if title is not None:
-                        half = torch.zeros(images.shape[2:], dtype=torch.bool, device="cpu")
-                        half[: -(-len(half) // 2)] = True
-                        bar.expect(asker.seconds_per_pass(0, half, context) * n_passes)
                     for example in range(len(images)):
                         tree = _tree_of(images, regions, example, nested)
 

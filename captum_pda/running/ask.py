@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -15,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_pda import device_sync
 from captum_pda.engines import BatchSize, DenseEngine
 from captum_pda.engines.protocol import Advance
 from captum_pda.errors import attach_result
@@ -85,15 +83,6 @@ class Asker:
         return torch.cat([scores for _, scores in found])
 
     @torch.no_grad()
-    def seconds_per_pass(self, example: int, hidden: Tensor, context: str = "full") -> float:
-        """How long a pass with some pixels (*space) hidden takes, with their fill; one is run."""
-        start = time.perf_counter()
-        sampling = replace(self.sampling, n_samples=1)
-        copies = self._copies(self._numbers[example], hidden[None], context, None, sampling)
-        device_sync.wait(self(example, copies[0]))
-        return time.perf_counter() - start
-
-    @torch.no_grad()
     def hidden(
         self,
         example: int,
@@ -136,11 +125,7 @@ class Asker:
         new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
         bar = progress
         if not isinstance(bar, ProgressBar):
-            some = [mask for mask in new.values() if mask.any()] if bar is not None else []
             bar = ProgressBar(len(new) * n_samples, bar, warns=True)
-            if some:
-                seconds = self.seconds_per_pass(example, some[0], context)
-                bar.expect(seconds * len(new) * n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar, evaluation_mode(self.call.forward_func):

@@ -421,7 +421,9 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             per_pass = (now - start) / (self._n_done - first)
             n_long = max(0, self._n_passes - self._n_short - self._n_done)
             seconds = now - self._start + per_pass * n_long
-            self.expect(seconds, refresh=False)
+            if self._title is not None:
+                said = costs(self._n_passes, seconds)
+                self.set_description_str(f"{self._title}: {said}: ", refresh=False)
             if self._warns and seconds > LONG_SECONDS and not type(self).was_told:
                 type(self).was_told = True
                 warn_user(
@@ -432,12 +434,6 @@ class ProgressBar(tqdm):  # type: ignore[misc]
             self._warns = False
         shown: bool | None = super().update(n)
         return shown
-
-    def expect(self, seconds: float, refresh: bool = True) -> None:
-        """Tell how long all passes take."""
-        if self._title is not None:
-            said = costs(self._n_passes, seconds)
-            self.set_description_str(f"{self._title}: {said}: ", refresh)
 
 
 def costs(n_passes: int, seconds: float) -> str:
