@@ -27,7 +27,6 @@ from timing import Clock, best_times, seconds
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import captum_pda.engines.incremental.rules.convolution as convolution_rules
 from captum_pda import ConstantPrior, EfficientPDA
 
 #: By network, how many times faster than Occlusion "auto" is to be.
@@ -80,14 +79,9 @@ def best_batch_size(model: nn.Module) -> int:
 
 
 def multiply_adds(run: Callable[[], Any]) -> int:
-    """Those of convolutions and matrix products, without what is saved by other algorithms."""
-    kept = convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD
-    convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD = 10**9
-    try:
-        with FlopCounterMode(display=False) as counter:
-            run()
-    finally:
-        convolution_rules.FEWEST_CHANNELS_FOR_WINOGRAD = kept
+    """Those of convolutions and matrix products."""
+    with FlopCounterMode(display=False) as counter:
+        run()
     return counter.get_total_flops() // 2
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from pathlib import Path
-from typing import BinaryIO
 
-try:
-    import fcntl
-except ImportError:  # Windows, where a file that a process has open cannot be removed
-    fcntl = None  # type: ignore[assignment]
+#: A half-written file that was not written to for so long, in seconds, is abandoned.
+ABANDONED_AFTER = 600.0
 
 
 def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
@@ -19,71 +17,34 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
     Raises:
         FileExistsError: ``overwrite`` is False and something has that name.
     """
-    part, file = _new_part(path.parent)
+    part = path.parent / f".{uuid.uuid4().hex}.part"
     try:
-        with file:
+        with part.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # or a power cut could leave the name without the content
-            if fcntl is not None:  # while it is locked, so that it is not taken for abandoned
-                _move(part, path, overwrite)
-        if fcntl is None:
-            _move(part, path, overwrite)
+        try:
+            if not overwrite:
+                os.link(part, path)
+                return
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links, where another one may come first unseen
+            if os.path.lexists(path):
+                raise FileExistsError(f"{path} exists") from None
+        os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written; leave what is being written.
-
-    A process keeps its half-written file locked, and its end, however sudden, lets go of it.
-    """
+    """Remove what processes that were killed have left half-written, not what is being written."""
     for part in folder.rglob(f".{'[0-9a-f]' * 32}.part"):
         try:
-            if fcntl is None:
+            if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
                 part.unlink()
-                continue
-            with part.open("r+b") as file:
-                if _lock(file):
-                    part.unlink()
         except OSError:  # gone by now, or not ours to touch
             continue
-
-
-def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
-    """A new file that other processes know to be in use."""
-    while True:
-        part = folder / f".{uuid.uuid4().hex}.part"
-        file = part.open("xb")
-        # Between these two lines another process may have taken it for abandoned.
-        if not _lock(file) or part.exists():
-            return part, file
-        file.close()
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Lock a file for this process; False if another one has, or without support for locks."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _move(part: Path, path: Path, overwrite: bool) -> None:
-    if overwrite:
-        os.replace(part, path)
-        return
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links, where another one may come first unseen
-        if os.path.lexists(path):
-            raise FileExistsError(f"{path} exists") from None
-        os.replace(part, path)
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:

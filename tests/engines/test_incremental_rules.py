@@ -84,21 +84,6 @@ def test_convolution(n_axes: int, data: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"padding": 1}, {"padding": "same"}, {"stride": 2}, {"dilation": (2, 1)}]
-)
-def test_convolutions_of_many_channels(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    first, second = torch.randn(384, 2, 1, 1).double(), torch.randn(385, 384, 3, 3).double()
-    grid = WindowGrid((8, 9), (3, 2), (3, 4))
-    assert_same(
-        lambda x: F.conv2d(F.conv2d(x, first), second, **options).flatten(2).mean(2),
-        torch.randn(1, 2, 8, 9).double(),
-        grid,
-        stays=False,
-    )
-
-
 @pytest.mark.parametrize("n_axes", [1, 2, 3])
 @EXAMPLES
 @given(data=st.data())

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from captum_pda.regions.protocol import Integers
@@ -112,6 +111,12 @@ class Slide:
         return places
 
 
+def whole_maps(values: Tensor, x: Boxed) -> Boxed:
+    """Maps that are held in full, after their size has changed."""
+    spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
+    return Boxed(values, spans, None, x.space)
+
+
 def per_axis(value: Any, n_axes: int) -> tuple[int, ...]:
     """An int, or a sequence of one or ``n_axes`` numbers, as one number per axis."""
     values = (value,) if isinstance(value, int) else tuple(int(number) for number in value)
@@ -122,11 +127,10 @@ class Boxed:
     """Feature maps of perturbed copies: a box for each copy, and the unperturbed map around it.
 
     Args:
-        values: the contents of the boxes, (copies, ...).
-        spans: the places of the boxes along each spatial axis.
-        base: the unperturbed map, (1, ...); None if the boxes cover the map.
-        space: the dimensions of ``values`` that are spatial axes.
-        zeros: the zeros that are still to be added on both sides of each axis.
+        values: what is in the boxes, (copies, ...).
+        spans: where the boxes lie along each spatial axis.
+        base: the unperturbed map, (1, ...); None where the boxes cover the map.
+        space: which dimensions of ``values`` are the spatial axes.
     """
 
     def __init__(
@@ -135,10 +139,9 @@ class Boxed:
         spans: tuple[Span, ...],
         base: Tensor | None,
         space: tuple[int, ...],
-        zeros: tuple[int, ...] = (),
     ) -> None:
-        self._values = values
-        self._zeros = zeros
+        #: Not to be written.
+        self.values = values
         self.spans = spans
         self.is_whole = all(span.is_whole for span in spans)
         self.base = None if self.is_whole else base
@@ -151,20 +154,6 @@ class Boxed:
             shape[axis] = span.size
         #: The shape of the whole maps.
         self.shape = tuple(shape)
-
-    @property
-    def values(self) -> Tensor:
-        """The contents of the boxes, (copies, ...), which must not be written."""
-        if self._zeros:
-            self._values = F.pad(self._values, [n for n in self._zeros[::-1] for _ in range(2)])
-            self._zeros = ()
-        return self._values
-
-    def unpadded(self) -> tuple[Tensor, tuple[int, ...]]:
-        """The values, and the zeros that are still to be added along each axis."""
-        if self._zeros:
-            return self._values, self._zeros
-        return self.values, (0,) * len(self.spans)
 
     def at(self, spans: tuple[Span, ...]) -> Tensor:
         """The contents of boxes at these places, which include all that can differ."""

@@ -13,11 +13,11 @@ from torch import Tensor
 from captum_pda import device_sync
 from captum_pda.engines.incremental.boxes import (
     Boxed,
-    Span,
     per_axis,
     read_boxes,
     slide_boxes,
     slides_for,
+    whole_maps,
 )
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, check_images, rule
@@ -43,7 +43,7 @@ def max_pool(
     pool = getattr(torch, f"max_pool{len(x.spans)}d")  # without indices
     arguments = (kernel_size, stride, padding, dilation, ceil_mode)
     if x.is_whole:
-        return whole_maps(state, pool(x.values, *arguments), x)
+        return whole_maps(pool(x.values, *arguments), x)
     base = state.base(pool, x.base, *arguments)
     slides = slides_for(x, kernel_size, stride, padding, dilation)
     maps, spans = slide_boxes(x, slides, base.shape[2:], outside=-math.inf)
@@ -67,7 +67,7 @@ def average_pool(
     stride = stride or kernel_size
     pool = getattr(F, f"avg_pool{len(x.spans)}d")
     if x.is_whole:
-        return whole_maps(state, pool(x.values, kernel_size, stride, padding, *args, **kwargs), x)
+        return whole_maps(pool(x.values, kernel_size, stride, padding, *args, **kwargs), x)
     base = state.base(pool, x.base, kernel_size, stride, padding, *args, **kwargs)
     slides = slides_for(x, kernel_size, stride, padding, 1)
     maps, spans = slide_boxes(x, slides, base.shape[2:], outside=0.0)
@@ -139,9 +139,3 @@ def _mean(
     unperturbed: Tensor = state.base(func, x.base, *args, **kwargs)
     fraction = math.prod(span.length / span.size for span in x.spans)
     return unperturbed + func(x.differences(), *args, **kwargs) * fraction
-
-
-def whole_maps(state: PassState, values: Tensor, x: Boxed) -> Boxed:
-    """Whole maps after a change of their size."""
-    spans = tuple(Span.whole(values.shape[axis], x.n_copies) for axis in x.space)
-    return Boxed(values, spans, None, x.space)

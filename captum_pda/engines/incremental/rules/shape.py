@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captum_pda.engines.incremental.boxes import Boxed, Span
+from captum_pda.engines.incremental.boxes import Boxed, Span, whole_maps
 from captum_pda.engines.incremental.cache import Function, PassState
 from captum_pda.engines.incremental.rules import NoRule, rule
 
@@ -99,9 +99,4 @@ def pad(
         base = state.base(F.pad, x.base, pad, mode, value)
         spans = tuple(map(Span.moved, x.spans, [pair[0] for pair in around], sizes))
         return Boxed(x.values, spans, base, x.space)
-    spans = tuple(Span.whole(size, x.n_copies) for size in sizes)
-    is_last = x.space == tuple(range(n_dims - len(x.space), n_dims))
-    if is_last and not value and all(before == after for before, after in around):
-        # A convolution adds the zeros itself.
-        return Boxed(x.values, spans, None, x.space, zeros=tuple(pair[0] for pair in around))
-    return Boxed(F.pad(x.values, pad, mode, value), spans, None, x.space)
+    return whole_maps(F.pad(x.values, pad, mode, value), x)
