@@ -11,6 +11,7 @@ from scipy.fft import next_fast_len
 from torch import Tensor
 from typing_extensions import Self
 
+from captum_pda.files import counted
 from captum_pda.regions.protocol import Integers, row_major_steps
 
 #: The values of a patch whose covariance is factored to check a file.
@@ -60,8 +61,8 @@ class Moments(ABC):
         """The moments of the images of both."""
         if self.n_channels != other.n_channels:
             raise ValueError(
-                f"this prior was fitted on {self.n_channels} channels; these images have "
-                f"{other.n_channels}"
+                f"this prior was fitted on {counted(self.n_channels, 'channel')}; these images "
+                f"have {other.n_channels}"
             )
         if (type(self), self.patch, self.joint) != (type(other), other.patch, other.joint):
             raise ValueError("only fits of the same settings merge: patch, covariance and channels")

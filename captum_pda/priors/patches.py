@@ -16,6 +16,7 @@ from typing_extensions import Self
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
 from captum_pda.errors import CovarianceError, NotFittedError, warn_user
+from captum_pda.files import counted
 from captum_pda.fingerprints import fingerprint
 from captum_pda.model.inputs import check_choice, check_count
 from captum_pda.priors.empty_context import BlurredContext
@@ -223,8 +224,8 @@ class GaussianPatchPrior(BlurredContext):
         fitted, given = (moments.n_channels, len(moments.patch)), (channels, len(regions.window))
         if fitted != given:
             raise ValueError(
-                "this prior was fitted on {} channels and {} spatial dimensions; the example has "
-                "{} and {}".format(*fitted, *given)
+                f"the example has {given[0]} channels and {given[1]} spatial dimensions; this "
+                f"prior was fitted on {fitted[0]} and {fitted[1]}"
             )
         # Autocast is for the model: fills have the precision of the inputs.
         with torch.autocast(example.device.type, enabled=False):
@@ -412,7 +413,9 @@ class GaussianPatchPrior(BlurredContext):
         }
 
     def __repr__(self) -> str:
-        fitted = "not fitted" if self._moments is None else f"fitted on {self.n_channels} channels"
+        fitted = "not fitted"
+        if self._moments is not None:
+            fitted = f"fitted on {counted(self.n_channels, 'channel')}"
         return (
             f"GaussianPatchPrior({self.patch_size}, covariance={self.covariance!r}, "
             f"channels={self.channels!r}, {fitted})"

@@ -345,7 +345,7 @@ def fit_wrongly(rank: int, what: str) -> GaussianPatchPrior:
     ("what", "said"),
     [
         ("nothing", ["no batches to fit on any rank"] * 2),
-        ("channels", ["channels are ((4, 4), True, 1) and ((4, 4), True, 2)"] * 2),
+        ("channels", ["fitted on 1 channel; these images have 2"] * 2),
         ("broken", ["batch 0", "rank 0 of 2 failed"]),
     ],
 )
