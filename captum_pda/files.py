@@ -1,4 +1,4 @@
-"""Write files whole or not at all, also if the process is killed."""
+"""Atomic writing of files, also if the process is killed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ except ImportError:  # Windows, where a file that a process has open cannot be r
 
 
 def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
-    """Write a file next to its place and move it there in one step.
-
-    Raises:
-        FileExistsError: ``overwrite`` is False and something has that name.
-    """
+    """Write a file under another name and rename it. Raises FileExistsError if the name is taken
+    and ``overwrite`` is False."""
     part, file = _new_part(path.parent)
     try:
         with file:
@@ -34,10 +31,8 @@ def write_whole(path: Path, content: bytes, overwrite: bool = True) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left half-written; leave what is being written.
-
-    A process keeps its half-written file locked, and its end, however sudden, lets go of it.
-    """
+    """Remove half-written files of killed processes. A process locks the file that it writes, and
+    the lock ends with the process."""
     for part in folder.rglob(f".{'[0-9a-f]' * 32}.part"):
         try:
             if fcntl is None:
@@ -51,18 +46,18 @@ def remove_parts(folder: Path) -> None:
 
 
 def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
-    """A new file that other processes know to be in use."""
+    """A new file that is locked for other processes."""
     while True:
         part = folder / f".{uuid.uuid4().hex}.part"
         file = part.open("xb")
-        # Between these two lines another process may have taken it for abandoned.
+        # Another process may have removed it before it was locked.
         if not _lock(file) or part.exists():
             return part, file
         file.close()
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Lock a file for this process; False if another one has, or without support for locks."""
+    """Lock a file for this process; False if another one has, or if locks are not supported."""
     if fcntl is None:
         return False
     try:
