@@ -1,5 +1,5 @@
 """Everything private that is taken from PyTorch, under names of our own.
-``tests/house/test_torch_names.py`` names what has moved in a new PyTorch."""
+``tests/house/test_private_names.py`` names what has moved in a new PyTorch."""
 
 import sys
 import threading

@@ -202,6 +202,7 @@ def regions_in_file(
 
 
 def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
+    """Read regions that ``write_regions`` wrote."""
     with safe_open(path, framework="np") as file:
         table = json.loads(file.metadata()[REGIONS])
         crops, features = file.get_tensor("crop"), file.get_tensor("features")
