@@ -1,7 +1,7 @@
 """Prediction difference analysis for PyTorch, as Captum attributions.
 
-``PDA(model).attribute(image, target=c)`` says which parts of an image speak for a class,
-and which against it, in bits.
+``PDA(model).attribute(image, target=c)`` is the evidence of each part of an image for and against a
+class, in bits.
 """
 
 from importlib import import_module
@@ -91,12 +91,12 @@ __all__ = [
     "strongest_regions",
 ]
 
-#: Rooms that draw and write pages; each is loaded when it is first asked for.
+#: Subpackages for pictures and pages, which are loaded on first use.
 ROOMS = ("atlas", "report", "visualization")
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``captum_pda.visualization`` and the like, without loading what draws at import."""
+    """Load ``captum_pda.visualization`` and the like on first use."""
     if name in ROOMS:
         return import_module(f"captum_pda.{name}")
     raise AttributeError(f"module 'captum_pda' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Everything taken from Captum, in one place: the only file that imports its private helpers."""
+"""Everything taken from Captum: the only file that imports its private helpers."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ format_tensor_into_tuples = _format_tensor_into_tuples
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Arguments of Captum's other methods, and what says the same here.
+#: Arguments of Captum's other methods, and their counterparts here.
 ELSEWHERE = {
     "abs": "attributions have signs; take .abs() of them",
     "attribute_to_layer_input": "LayerPDA explains a layer",
@@ -58,7 +58,7 @@ ELSEWHERE = {
 
 
 def refusing_unknown(name: str, known: Iterable[str]) -> Callable[[object, Iterable[str]], None]:
-    """What answers arguments that a method does not have with those that say the same here."""
+    """A function that refuses unknown arguments and names their counterparts here."""
     names = [each for each in known if each != "self"]
 
     def refuse(owner: object, given: Iterable[str]) -> None:
@@ -71,7 +71,7 @@ def refusing_unknown(name: str, known: Iterable[str]) -> Callable[[object, Itera
 
 
 def captum_method(method: Callable[P, R]) -> Callable[P, R]:
-    """Log the use of ``attribute`` as Captum's methods do, and answer their arguments with ours."""
+    """Log the use of ``attribute`` as Captum's methods do, and refuse their other arguments."""
     refuse = refusing_unknown(method.__name__, inspect.signature(method).parameters)
     logged: Callable[P, R] = log_usage(part_of_slo=True)(method)
 

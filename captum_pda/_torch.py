@@ -1,7 +1,5 @@
-"""Everything private that is taken from PyTorch, in one place, under names of our own.
-
-What moved in a new PyTorch is mended here; ``tests/house/test_torch_names.py`` says what it was.
-"""
+"""Everything private that is taken from PyTorch, under names of our own.
+``tests/house/test_private_names.py`` names what has moved in a new PyTorch."""
 
 import sys
 import threading
@@ -29,18 +27,18 @@ without_torch_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 def make_wrapper_subclass(
     cls: type[T], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> T:
-    """A tensor of this class that has a shape but no memory."""
+    """A tensor of this class with a shape but no memory."""
     made: T = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
     return made
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often a tensor's memory was written to; None for inference tensors, without a count."""
+    """How often a tensor's memory was written; None for inference tensors, which have no count."""
     return None if tensor.is_inference() else tensor._version
 
 
 def operator_schemas(func: Callable[..., Any]) -> list[Any]:
-    """What an operation of ``torch.ops`` takes, a schema for each overload; [] for others."""
+    """The arguments of an operation of ``torch.ops``, a schema for each overload; [] for others."""
     if isinstance(func, torch._ops.OpOverload):
         return [func._schema]
     if isinstance(func, torch._ops.OpOverloadPacket):
@@ -50,12 +48,12 @@ def operator_schemas(func: Callable[..., Any]) -> list[Any]:
 
 
 def default_store() -> Any:
-    """The store that the default process group was made with."""
+    """The store of the default process group."""
     return dist.distributed_c10d._get_default_store()
 
 
-#: The stances of ``torch.compile`` that blocks ask for, the strictest first: how many blocks are in
-#: each now, and what restores the user's own. The compiler is one for all threads.
+#: The stances of ``torch.compile`` that blocks request, the strictest first: the number of blocks
+#: in each, and what restores the user's own. All threads share the compiler.
 _n_blocks = {"force_eager": 0, "eager_on_recompile": 0}
 _stance: str | None = None
 _restore = ExitStack()
@@ -64,8 +62,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def _eager_before_26() -> Iterator[None]:
-    """What ``set_stance("force_eager")`` is since PyTorch 2.6: compiled functions run as they were
-    written where ``torch.fx`` says that it traces, if that is not to be an error."""
+    """``set_stance("force_eager")`` for PyTorch before 2.6: compiled functions run uncompiled while
+    ``torch.fx`` appears to trace, unless that is an error."""
     config: Any = sys.modules["torch._dynamo"].config
     fx: Any = sys.modules["torch.fx._symbolic_trace"]
     before = config.error_on_nested_fx_trace, fx._is_fx_tracing_flag
@@ -77,13 +75,12 @@ def _eager_before_26() -> Iterator[None]:
 
 
 def without_compiler() -> AbstractContextManager[None]:
-    """Within, whatever ``torch.compile`` made runs as it was written."""
+    """Run everything uncompiled within the block."""
     return _in_stance("force_eager")
 
 
 def without_compiling() -> AbstractContextManager[None]:
-    """Within, compiled code runs for inputs that it was compiled for, and nothing new is compiled:
-    a model runs as it was written on batches of another size."""
+    """Compile nothing new within the block: batches of other sizes run uncompiled."""
     return _in_stance("eager_on_recompile")
 
 
@@ -104,7 +101,7 @@ def _in_stance(stance: str) -> Iterator[None]:
 
 
 def _update_stance() -> None:
-    """Set the strictest stance that a block asks for, or the user's own after the last block."""
+    """Set the strictest stance that a block requests, or the user's own after the last block."""
     global _stance
     wanted = next((stance for stance, n_blocks in _n_blocks.items() if n_blocks), None)
     if wanted == _stance:

@@ -1,7 +1,5 @@
-"""The only places where a value is read back from the device, or a generator made on it.
-
-Reading a value waits for the device, so none of these is called once per window or batch.
-"""
+"""The only places that read values back from a device or make generators on it. Reading a value
+waits for the device, so none of these is called once per window or batch."""
 
 from __future__ import annotations
 
@@ -40,16 +38,16 @@ def checksum(values: Tensor) -> int:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed drawn from ``generator``; without one, PyTorch's initial seed, so that the global
-    random state is followed but never advanced."""
+    """A seed drawn from ``generator``; by default PyTorch's initial seed, so that the global random
+    state is used but not changed."""
     if generator is None:
         return torch.initial_seed()
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
 def generator_for(numbers: Sequence[int], device: torch.device) -> torch.Generator:
-    """A generator whose draws depend on a seed and further numbers, and so not on how much was
-    drawn before. Zeros at the end count for nothing."""
+    """A generator whose numbers depend on a seed and further numbers only; trailing zeros are
+    ignored."""
     words = list(numbers)
     while len(words) > 2 and words[-1] == 0:
         words.pop()
@@ -58,7 +56,7 @@ def generator_for(numbers: Sequence[int], device: torch.device) -> torch.Generat
 
 
 def has_double(device: torch.device | str) -> bool:
-    """Whether a device computes in double precision; Apple's graphics cards don't."""
+    """Whether a device supports double precision, as Apple's GPUs do not."""
     return torch.device(device).type != "mps"
 
 
@@ -68,12 +66,12 @@ def double_device(device: torch.device | str) -> torch.device:
 
 
 def in_double(values: Tensor) -> Tensor:
-    """Values in double precision: moved first, since the cast must not happen elsewhere."""
+    """Values in double precision, moved before the cast to a device that supports it."""
     return values.to(double_device(values.device)).to(torch.float64)
 
 
 def moved_like(values: Tensor, like: Tensor) -> Tensor:
-    """Values in the dtype and on the device of others: cast where there is double precision."""
+    """Values in the dtype and on the device of others, cast on a device with double precision."""
     if has_double(like.device):
         return values.to(like.device).to(like.dtype)
     return values.to(like.dtype).to(like.device)

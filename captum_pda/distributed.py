@@ -1,7 +1,4 @@
-"""The ranks of a process group: what they agree on, and work that they share.
-
-Everything that this library says to other processes goes through here.
-"""
+"""The ranks of a process group, and all communication between them."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from tqdm.auto import tqdm
 
 from captum_pda._torch import default_store
 
-#: Backends that move tensors of one kind of device only; the others take those of the CPU.
+#: Backends that support tensors of one kind of device only; the others support the CPU.
 DEVICES = {"nccl": "cuda", "xccl": "xpu"}
-#: How often a rank that has nothing left to do looks whether the others are done, in seconds.
+#: How often an idle rank checks whether the others are done, in seconds.
 POLL_SECONDS = 0.2
 
 
 class OtherRankError(RuntimeError):
-    """Another rank of the process group failed, and so this one cannot finish either."""
+    """Another rank of the process group failed, so this one cannot finish either."""
 
 
 class Ranks:
-    """The processes of a group of ``torch.distributed``; this one alone, if the group is None."""
+    """The processes of a group of ``torch.distributed``; only this one if the group is None."""
 
     def __init__(self, group: Any = None) -> None:
         self.group = group
@@ -77,10 +74,10 @@ class Ranks:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Where a block fails on one rank it fails on all, so that none waits for another for ever.
+        """Make a block that fails on one rank fail on all, so that none waits forever.
 
-        The rank that failed raises its own error, and the others an OtherRankError. ctrl-C is not
-        held back: it ends this process at once, which the others notice.
+        The failing rank raises its own error, and the others an OtherRankError. Ctrl-C ends this
+        process at once, which the others notice.
         """
         try:
             yield
@@ -116,15 +113,15 @@ def share_work(
 ) -> tuple[dict[int, Any], dict[int, str]]:
     """Call ``work(0)`` to ``work(n_tasks - 1)``, each once and on one rank.
 
-    A task that fails does not stop the others. The first rank shows a bar with a ``title``, after
-    ``delay`` seconds. All ranks return together: what was returned for each task, and in a line why
-    others failed, by their numbers.
+    A failing task does not stop the others. The first rank shows a bar with a ``title``, after
+    ``delay`` seconds. All ranks return together: the result of each task, and one line about each
+    failure, by their numbers.
     """
     count = _shared_counter(ranks)
     returned: dict[int, Any] = {}
     failed: dict[int, str] = {}
     silent = title is None or ranks.rank > 0 or not n_tasks
-    # The time left is estimated from all tasks so far, as ranks finish several at once.
+    # The remaining time is estimated from all tasks, because ranks finish several at once.
     with tqdm(
         total=n_tasks, desc=title, unit=unit, disable=silent, smoothing=0, delay=delay
     ) as bar:
@@ -140,7 +137,7 @@ def share_work(
         except BaseException:
             count("left", 1)
             raise
-        # Not in a collective operation, which would give up long before a slow rank is done.
+        # Not in a collective operation, which would time out before a slow rank is done.
         while (finished := count("finished", 0)) < n_tasks:
             if count("left", 0):
                 raise OtherRankError("another rank was stopped; run the same command again")
@@ -170,6 +167,6 @@ def _shared_counter(ranks: Ranks) -> Callable[[str, int], int]:
 
     if ranks.count == 1:
         return add_here
-    # A prefix of its own, as a group may share work many times.
+    # A new prefix each time, because a group may share work many times.
     prefix, store = ranks.gather(uuid.uuid4().hex)[0], default_store()
     return lambda name, number: int(store.add(f"captum_pda/{prefix}/{name}", number))

@@ -1,4 +1,4 @@
-"""Errors that are more than a plain ValueError, and warnings at the user's own line."""
+"""Special errors, and warnings at the user's own line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NotFittedError(ValueError):
 
 
 class BatchDimensionError(ValueError):
-    """One example was given without the dimension of the batch."""
+    """One example was given without the batch dimension."""
 
 
 class CovarianceError(ValueError):
@@ -24,23 +24,20 @@ class CovarianceError(ValueError):
 
 
 class NonFiniteOutputError(ValueError):
-    """The model answered NaN or infinity for some windows.
-
-    Nothing that was computed is lost: ``result`` holds what would have been returned, with NaN
-    wherever such a window lies.
-    """
+    """The model returned NaN or infinity for some windows. ``result`` has what would have been
+    returned, with NaN for these windows."""
 
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
         self.result = result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Goes from one process to another whole.
+        # Pickled with its result.
         return type(self), (str(self), self.result)
 
 
 def attach_result(error: BaseException, result: object) -> None:
-    """Let whatever stopped a run carry what was finished by then, as its ``result``."""
+    """Attach the finished part of a run to the error that stopped it, as its ``result``."""
     note = "what was finished by then is in this exception's .result"
     error.result = result  # type: ignore[attr-defined]
     if sys.version_info >= (3, 11) and note not in getattr(error, "__notes__", ()):
@@ -49,7 +46,7 @@ def attach_result(error: BaseException, result: object) -> None:
 
 @contextmanager
 def result_read_by(read: Callable[[Tensor], object]) -> Iterator[None]:
-    """Let whatever stops the block carry what ``read`` makes of the scores that it carries."""
+    """Convert the scores that an error in the block carries with ``read``."""
     try:
         yield
     except BaseException as error:
@@ -59,12 +56,12 @@ def result_read_by(read: Callable[[Tensor], object]) -> Iterator[None]:
         raise
 
 
-#: Packages and modules whose lines are not the user's own; the last carries out ``no_grad``.
+#: Packages and modules whose lines are not the user's own; the last one runs ``no_grad``.
 INTERNAL = {"captum_pda", "captum", "contextlib", "torch.utils._contextlib"}
 
 
 def warn_user(message: str) -> None:
-    """Warn at the innermost line that is neither this library's nor Captum's."""
+    """Warn at the innermost line outside of this library and Captum."""
     frame, level = sys._getframe(), 1
     while frame.f_back:
         module = frame.f_globals.get("__name__", "")

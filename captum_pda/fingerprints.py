@@ -1,4 +1,4 @@
-"""Hashes that say whether two results were made with the same model, prior and settings."""
+"""Hashes that tell whether two results have the same model, prior and settings."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Values that their text describes completely.
+#: Values that are completely described by their text.
 PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, range, slice)
 PLAIN += (enum.Enum, PurePath, torch.dtype, torch.device)
-#: Values that are compared by what they hold.
+#: Values that are compared by their contents.
 CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, frozenset, Tensor, np.ndarray)
 CONTAINERS += (types.SimpleNamespace, re.Pattern)
-#: Methods and functions in a wrapper, which is made of these attributes.
+#: Wrappers of methods and functions, and the attributes that make them up.
 WRAPPERS: tuple[type, ...] = (property, staticmethod, classmethod, functools.partial)
 WRAPPERS += (functools.partialmethod, functools.cached_property)
 WRAPPED = ("__wrapped__", "fget", "fset", "func", "args", "keywords")
-#: Values that are known by their names.
+#: Values that are identified by their names.
 NAMED: tuple[type, ...] = (types.ModuleType, types.BuiltinFunctionType, np.ufunc)
 NAMED += (types.MethodDescriptorType, types.WrapperDescriptorType)
-#: Packages whose classes and functions are known by the versions stored with every result.
+#: Packages whose classes and functions are identified by the versions in every result.
 LIBRARIES = {"captum_pda", "captum", "torch", "numpy", "typing_extensions"}
 LIBRARIES |= set(sys.stdlib_module_names) - {"__main__"}
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of a tensor, a fitted prior, or anything else that settings are made of.
+    """A hash of a tensor, a fitted prior, or anything else in settings.
 
-    An object is known by its class and its ``settings()``, or without that method by what pickle
-    would store of it; a function by its code, its defaults and what it uses; a class that is not of
-    an installed library by its code too; a random generator by its state. ``opaque_parts`` lists
-    what cannot be known so.
+    An object is identified by its class and its ``settings()``, or else by what pickle would store;
+    a function by its code, its defaults and what it uses; a class that is not of an installed
+    library also by its code; a random generator by its state. ``opaque_parts`` lists what cannot be
+    hashed.
     """
     return _Walk(value).digest.hexdigest()
 
@@ -53,12 +53,9 @@ def opaque_parts(value: Any) -> list[str]:
 
 
 def own_code(value: Any) -> dict[str, object]:
-    """What identifies the present state of a user's own class, to be added to settings.
-
-    The ``version`` that the class states, or else a hash of its methods, class attributes and of
-    what they use of the same package. Empty for classes of this library and of those below it,
-    whose versions are settings by themselves.
-    """
+    """What identifies the present state of a user's class, to be added to settings: its
+    ``version``, or else a hash of its methods, class attributes and of what they use of the same
+    package. Empty for classes of libraries, whose versions are settings."""
     own = _own_classes(type(value))
     stated = [vars(kind)["version"] for kind in own if "version" in vars(kind)]
     if stated:
@@ -67,12 +64,12 @@ def own_code(value: Any) -> dict[str, object]:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of a model's class and its weights, without what it keeps of its last pass."""
+    """A hash of a model's class and its weights, without the state of its last pass."""
     return fingerprint((_name(type(model)), dict(model.state_dict())))
 
 
 def weights_checksum(modules: Iterable[nn.Module]) -> str:
-    """A text that differs where the weights or buffers of modules differ."""
+    """A text that differs if the weights or buffers of modules differ."""
     values = (
         each
         for module in modules
@@ -83,12 +80,12 @@ def weights_checksum(modules: Iterable[nn.Module]) -> str:
 
 
 class _Walk:
-    """Goes through a value once, and adds what it finds to a hash."""
+    """Walks through a value and adds its parts to a hash."""
 
     def __init__(self, value: Any) -> None:
         self.digest = hashlib.sha256()
         self.opaque: list[str] = []
-        #: What the walk is inside of, and functions and classes that it has met, by their ids.
+        #: The objects around the present one, and functions and classes met so far, by their ids.
         self._met: dict[int, Any] = {}
         self._add(value)
 
@@ -114,7 +111,7 @@ class _Walk:
                 del self._met[id(value)]
 
     def _parts(self, value: Any) -> list[Any]:
-        """What a value is made of, beside its name or that of its class."""
+        """The parts of a value, besides its name or that of its class."""
         if isinstance(value, Mapping):
             return [(repr(name), value[name]) for name in sorted(value, key=repr)]
         if isinstance(value, tuple | list):
@@ -145,11 +142,9 @@ class _Walk:
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
-    """The code that runs, without its documentation, and what it uses of its package and of other
-    modules that are not installed: constants, functions, classes and objects of these.
-
-    Its source would not do: a file may have been edited since it was loaded.
-    """
+    """The code of a function without its documentation, and what it uses of its package and of
+    modules that are not installed. Its source would not do, because a file may have been edited
+    after it was loaded."""
     code, package = function.__code__, _package(function.__globals__.get("__name__"))
     used: list[Any] = []
     modules = [function.__globals__]
@@ -170,13 +165,13 @@ def _function_parts(function: types.FunctionType) -> list[Any]:
         with suppress(ValueError):  # nothing in it yet
             enclosed.append(cell.cell_contents)
     defaults = function.__defaults__, function.__kwdefaults__
-    # Such as what a decorator has put there: the functions that are chosen between by type.
+    # Such as what a decorator added: the functions that are dispatched by type.
     own = [(name, part) for name, part in vars(function).items() if not _is_cache(name, part)]
     return [code.co_code, code.co_names, constants, defaults, used, enclosed, own]
 
 
 def _class_parts(kind: type) -> list[Any]:
-    """The methods and attributes of a class, without those of the classes it derives from."""
+    """The methods and attributes of a class, without inherited ones."""
     parts: list[Any] = [kind.__qualname__]
     for name, value in sorted(vars(kind).items()):
         is_special = name.startswith("__") and name.endswith("__") and not callable(value)
@@ -188,7 +183,7 @@ def _class_parts(kind: type) -> list[Any]:
 
 
 def _own_classes(kind: type) -> list[type]:
-    """Those classes among a class and its bases that no installed library accounts for."""
+    """The classes among a class and its bases that do not belong to an installed library."""
     return [one for one in kind.__mro__ if _package(one.__module__) not in LIBRARIES]
 
 
@@ -197,7 +192,7 @@ def _package(module: str | None) -> str:
 
 
 def _is_own(module: str | None, package: str) -> bool:
-    """Whether a module is of a package, or of another one that is not installed."""
+    """Whether a module belongs to a package, or to another one that is not installed."""
     top, found = _package(module), sys.modules.get(module or "")
     file = PurePath(getattr(found, "__file__", None) or "site-packages")
     is_installed = top in LIBRARIES or {"site-packages", "dist-packages"} & set(file.parts)
@@ -205,13 +200,13 @@ def _is_own(module: str | None, package: str) -> bool:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The names that code uses, and functions within it."""
+    """The names that code uses, including functions within it."""
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 
 
 def _is_cache(name: str, value: Any) -> bool:
-    """Whether it may be a private table that fills while it is used."""
+    """Whether it may be a private cache that fills while it is used."""
     return name.startswith("_") and isinstance(value, dict | list | set)
 
 

@@ -1,8 +1,5 @@
-"""The decision rules of a class: what do the strongest regions of many photos look like?
-
-The strongest regions for and against a class are cut out of many photos and grouped by what the
-model sees in them. A group with regions of several photos is a rule; others are left out.
-"""
+"""The decision rules of a class: the strongest regions for and against it are cut out of many
+photos and grouped by the model's own features. Groups with regions of several photos are rules."""
 
 from captum_pda.atlas.atlas import (
     Atlas,

@@ -1,8 +1,5 @@
-"""The strongest regions of photos: cut out, described by the model's own features, stored, and
-grouped by likeness over many photos.
-
-Stored regions let an atlas of many photos go on where it was stopped.
-"""
+"""The strongest regions of photos: cut out, described by the model's features, stored (so that an
+atlas of many photos can be continued), and grouped."""
 
 from __future__ import annotations
 
@@ -35,11 +32,11 @@ from captum_pda.report.pictures import display_range, rgb_bytes
 
 #: The side of a crop, in pixels.
 CROP_SIDE = 96
-#: The name under which a file says what its regions are, apart from their crops and features.
+#: The name of the entry in files that describes regions.
 REGIONS = "regions"
-#: Into how many directions edges are sorted, to describe texture.
+#: The number of directions of edges that describe texture.
 EDGE_DIRECTIONS = 8
-#: How many groups are tried at most, for the class and against it.
+#: The most groups that are tried, for the class and against it.
 MAX_GROUPS = 10
 #: Vectors of length 1 that are all closer than this to their mean form one group.
 LEAST_DISTANCE = 0.1
@@ -47,17 +44,17 @@ LEAST_DISTANCE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class ClassRegion:
-    """A region that speaks for a class, or against it.
+    """A region with evidence for a class, or against it.
 
     Args:
         photo: the name of the photo.
         bits: the mean of the map inside it, for or against the class.
-        corner, shape: where it lies in the model's input.
-        crop: what it looks like, (96, 96, 3) bytes.
-        features: what it is compared by, (F,).
+        corner, shape: its box in the model's input.
+        crop: its picture, (96, 96, 3) bytes.
+        features: the features that are compared, (F,).
         link: the address of the photo's report, if there is one.
-        label: the name of the class, where regions of several classes are kept together.
-        place: the ninth of the photo that holds its middle, such as "upper left".
+        label: the name of the class, if regions of several classes are stored together.
+        place: the ninth of the photo that contains its centre, such as "upper left".
     """
 
     photo: str
@@ -72,7 +69,7 @@ class ClassRegion:
 
 
 def ninth(corner: Sequence[int], shape: Sequence[int], space: Sequence[int]) -> str:
-    """The ninth of an image that holds the middle of a box: "upper left", ... or "centre"."""
+    """The ninth of an image that contains the centre of a box: "upper left", ... or "centre"."""
     middles = zip(corner, shape, space, strict=True)
     row, column = (min(int(3 * (a + b / 2) / size), 2) for a, b, size in middles)
     words = ("upper", "middle", "lower")[row], ("left", "middle", "right")[column]
@@ -90,21 +87,20 @@ def cut_regions(
     n: int = 4,
     min_bits: float = 0.1,
 ) -> list[ClassRegion]:
-    """The regions of a photo that say most for a class and against it.
+    """Cut out the regions of a photo with the strongest evidence for a class and against it.
 
     Args:
         evidence: of one image with two spatial dimensions.
         target: the class.
-        photo: the photo's name; a group counts the photos that its regions come from.
-        model: its last feature map describes the regions; without one, or where it has none,
-            colour and texture do.
+        photo: the photo's name; groups count the photos of their regions.
+        model: its last feature map describes the regions; without one, colour and texture do.
         mean, std: the normalisation of the image, to be undone for the crops.
-        n: how many regions for the class, and how many against it, at most.
-        min_bits: regions that say less are left out.
+        n: the maximum number of regions for the class, and against it.
+        min_bits: regions with less evidence are left out.
 
     Returns:
-        The strongest first, those for the class before those against it.
-        ``replace(region, link="husky.html")`` lets the atlas lead to the photo's report.
+        The strongest first, those for the class before those against it. ``replace(region,
+        link="husky.html")`` links the region to the photo's report.
 
     Example::
 
@@ -137,7 +133,7 @@ def cut_regions(
 
 
 def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np.uint8]:
-    """The region's box, with what does not belong to the region in pale grey."""
+    """The region's box, with other pixels in pale grey."""
     box = tuple(slice(a, a + b) for a, b in zip(region.corner, region.shape, strict=True))
     cut, inside = pixels[box].astype(np.float32), region.pixels[box][..., None]
     grey = 0.35 * cut.mean(axis=2, keepdims=True) + 0.6 * 255
@@ -146,15 +142,13 @@ def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np
     return np.asarray(resized)
 
 
-# What regions are compared by
+# Features
 
 
 def _feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
-    """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without.
-
-    Less its mean over the places: late features differ more between photos than between regions of
-    one photo, so groups would be photos otherwise.
-    """
+    """The model's last spatial feature map of an image (1, C, H, W), (F, h, w); None without. Its
+    mean is subtracted, because late features differ more between photos than between regions of one
+    photo, and groups would be photos."""
     try:
         with evaluation_mode(model), torch.no_grad():
             call = last_feature_map(model, ModelCall(model, (image,), None))
@@ -165,21 +159,21 @@ def _feature_map(model: Callable[..., Any], image: Tensor) -> Tensor | None:
 
 
 def _mean_inside(maps: Tensor, region: StrongRegion) -> npt.NDArray[np.float32]:
-    """The mean of a feature map (F, h, w) over a region, by its share of each place."""
+    """The mean of a feature map (F, h, w) over a region, weighted by its share of each place."""
     pixels = torch.from_numpy(region.pixels).float()[None, None]
     shares = F.interpolate(pixels, maps.shape[1:], mode="area")[0, 0]
     return (torch.einsum("fyx,yx->f", maps, shares) / shares.sum()).numpy()
 
 
 def _colour_and_texture(crop: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """Mean and spread of each colour, and how strong edges of each direction are."""
+    """Mean and spread of each colour, and the strength of edges in each direction."""
     values = crop.astype(np.float32) / 255
     down, across = np.gradient(values.mean(axis=2))
     strength = np.hypot(down, across)
     direction = np.arctan2(down, across) % np.pi
     edges, _ = np.histogram(direction, EDGE_DIRECTIONS, (0, np.pi), weights=strength)
     colours = np.concatenate([values.mean(axis=(0, 1)), values.std(axis=(0, 1))])
-    # Edges are about a tenth as strong as colours; both should count.
+    # Edges are scaled because they are about a tenth as strong as colours.
     return np.concatenate([colours, 10 * edges / strength.size]).astype(np.float32)
 
 
@@ -191,14 +185,14 @@ def write_regions(
     regions: Sequence[ClassRegion],
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the regions of a photo as safetensors, with what they were made with."""
+    """Write the regions of a photo as safetensors, with their settings."""
     write_whole(Path(path), regions_in_file(regions, settings or {}, {}))
 
 
 def regions_in_file(
     regions: Sequence[ClassRegion], settings: Mapping[str, Any], others: Mapping[str, Tensor]
 ) -> bytes:
-    """The content of such a file, with other tensors that are to be kept with the regions."""
+    """The content of such a file, with other tensors to store."""
     table = [asdict(region) for region in regions]
     tensors = dict(others)
     for name, dtype in (("crop", np.uint8), ("features", np.float32)):
@@ -208,7 +202,7 @@ def regions_in_file(
 
 
 def read_regions(path: str | os.PathLike[str]) -> list[ClassRegion]:
-    """The regions that ``write_regions`` wrote."""
+    """Read regions that ``write_regions`` wrote."""
     with safe_open(path, framework="np") as file:
         table = json.loads(file.metadata()[REGIONS])
         crops, features = file.get_tensor("crop"), file.get_tensor("features")
@@ -227,12 +221,11 @@ class RegionGroup:
 
     Args:
         regions: the most typical ones first.
-        n_photos_in_all: how many photos the atlas is made from.
+        n_photos_in_all: the number of photos of the atlas.
 
-    ``photos`` are those that the regions come from, and ``share`` is theirs of all photos.
-    ``mean_bits`` and ``spread`` are the mean and standard deviation over these photos of the mean
-    evidence of their regions. ``name`` says what the regions have in common: for or against what
-    they speak, and where most of them lie.
+    ``photos`` are those of the regions, and ``share`` is their share of all photos. ``mean_bits``
+    and ``spread`` are the mean and standard deviation over these photos of the mean evidence of
+    their regions. ``name`` describes the regions: for or against what, and where most of them lie.
     """
 
     def __init__(self, regions: Sequence[ClassRegion], n_photos_in_all: int) -> None:
@@ -262,13 +255,13 @@ class RegionGroup:
 
 @dataclass(frozen=True, eq=False)
 class Atlas:
-    """What speaks for a class and against it, over many photos.
+    """The groups of regions for and against a class, over many photos.
 
     Args:
         label: the name of the class.
-        n_photos: how many photos were looked at.
-        groups: those that speak for the class first, the strongest in all first.
-        n_left_out: how many regions are in no group, since too few photos have their like.
+        n_photos: the number of photos.
+        groups: those for the class first, ordered by their total evidence.
+        n_left_out: the number of regions without a group, because they occur in too few photos.
     """
 
     label: str
@@ -292,17 +285,17 @@ def make_atlas(
     n_groups: int | None = None,
     min_photos: int = 2,
 ) -> Atlas:
-    """Group regions by likeness: those for the class, and those against it.
+    """Group similar regions, separately for those for the class and those against it.
 
-    Vectors of length 1 are compared by their distance, and regions joined by Ward's criterion
-    (scikit-learn). The number of groups is the one with the best silhouette, unless it is given.
+    Vectors of length 1 are compared by their distance, and joined by Ward's criterion
+    (scikit-learn). The default number of groups is the one with the best silhouette.
 
     Args:
         regions: of many photos, from ``cut_regions``.
         label: the name of the class.
-        n_photos: how many photos were looked at. Default: those that the regions come from.
-        n_groups: how many groups to make of each kind.
-        min_photos: how many photos a group must come from, to be shown.
+        n_photos: the number of photos. Default: those of the regions.
+        n_groups: the number of groups of each kind.
+        min_photos: groups of fewer photos are left out.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""An atlas as one HTML page, each example linked to the report of its photo; and as one picture."""
+"""An atlas as an HTML page whose examples are linked to reports, and as a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from captum_pda.visualization.drawing import AGAINST, FOR, finish, new_figure, s
 
 PAGE = Page("Atlas", "atlas.html", "base atlas", "block elements numbers atlas")
 CROP_QUALITY = 80
-#: Letters of a group's name that fit in a line.
+#: The letters of a group's name that fit in a line.
 NAME_LETTERS = 28
 #: Inches of the picture: the height of a group, and the widths of a crop and of the words.
 ROW_HEIGHT, CROP_WIDTH, WORDS_WIDTH = 1.15, 1.0, 2.4
@@ -29,8 +29,8 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
     Args:
         atlas: from ``make_atlas``.
-        path: where to write; an existing file is replaced.
-        n_examples: how many regions of each group to show.
+        path: the file to write or replace.
+        n_examples: the number of regions of each group to show.
 
     Returns:
         The path.
@@ -45,7 +45,7 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
 
 def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
-    """The page itself."""
+    """The HTML of the page."""
     block = Block()
     groups = [
         {
@@ -71,11 +71,11 @@ def atlas_page(atlas: Atlas, n_examples: int = 24) -> bytes:
 
 
 def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) -> Figure:
-    """Draw an atlas: each group with its mean evidence, how often it occurs, and examples.
+    """Draw an atlas: each group with its mean evidence, its frequency, and examples.
 
     Args:
         atlas: from ``make_atlas``.
-        n_examples: how many regions of each group to draw.
+        n_examples: the number of regions of each group to draw.
         use_pyplot: whether the figure is made by pyplot, and shown.
 
     Example::
@@ -101,7 +101,7 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
         panel = figure.add_subplot(grid[row, 0])
         panel.axis("off")
         colour = FOR if group.speaks_for else AGAINST
-        # How strong a group is, how often it occurs, and what is common to it.
+        # The strength of a group, its frequency, and what its regions have in common.
         words = (
             f"{signed(group.mean_bits)} \u00b1 {group.spread:.2f} bits\n"
             f"{len(group.photos)} of {counted(group.n_photos_in_all, 'photo')}\n"

@@ -1,5 +1,2 @@
-"""The command ``captum-pda``.
-
-Each command has a file of its own (explain, atlas, fit_prior, demo). They share the options, the
-models by name, the photos, the explainer, and what is written and where (results, folders).
-"""
+"""The command ``captum-pda``. Each command has its own file (explain, atlas, fit_prior, demo); the
+others are shared."""

@@ -1,4 +1,4 @@
-"""``captum-pda atlas``: over many photos, what speaks for a class, and what against it?"""
+"""``captum-pda atlas``: the evidence for and against a class in many photos."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ where it was stopped; several processes share the photos under torchrun."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
+    """Add the options of this command."""
     parser.add_argument(
         "images", nargs="+", type=Path, metavar="PHOTOS", help="folders of photos, or photos"
     )
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 def classes_of(
     options: argparse.Namespace, plan: Plan, labels: Sequence[str]
 ) -> list[tuple[int, ...]]:
-    """The classes to look for in each photo: those asked for, or that of its folder."""
+    """The classes to explain in each photo: the requested ones, or that of its folder."""
     named, _, _ = named_classes(options, labels)
     if named is not None:
         return [tuple(named)] * len(plan.places)
@@ -124,7 +124,7 @@ class AtlasWriter(PhotoWriter):
     ) -> bytes:
         """The regions of a photo, with the model's outputs."""
         photo, files = self.plan.places[number]
-        # The address of its page, seen from the folder of the atlas.
+        # The address of its page, relative to the folder of the atlas.
         parts = files["page"].relative_to(self.options.output).parts
         link = "./" + "/".join(quote(os.fsencode(part), safe="") for part in parts)
         mean, std = self.classifier.preprocessing.colours(explanation.image)

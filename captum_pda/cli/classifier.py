@@ -1,4 +1,4 @@
-"""A model with its transform, the names of its classes, and what its outputs are."""
+"""A classifier: a model with its transform, its class names, and its kind of outputs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from captum_pda.model.evaluation_mode import evaluation_mode
 from captum_pda.model.outputs import OUTPUT_KINDS, scores_of
 
 IMAGENET_CLASSES, COCO_CLASSES = 1000, 91
-#: How many classes of a similar name are listed.
+#: The number of classes of a similar name that are listed.
 MAX_LISTED = 5
-#: Precedes a number that is not to be taken for a name.
+#: Marks a number that is not a name.
 INDEX = "index:"
-#: How many scores tell one image, or one model, from another.
+#: The number of scores by which images and models are distinguished.
 COMPARED_SCORES = 20
 #: Boxes with a lower score are not explained unless their class is named.
 LEAST_SCORE = 0.5
@@ -35,13 +35,13 @@ BLANK = Image.new("RGB", (256, 256))
 
 
 class Preprocessing:
-    """From an image to a model's input.
+    """Converts an image to a model's input.
 
-    A transform gets a Pillow image of 8 bits, RGB or for a model of one channel L. With
-    ``takes_values``, if it was written for this model's images, it also gets images of other
-    values, unchanged, as a Pillow image of mode F or a volume as an array; and the affine, if it
-    has an argument of that name. It returns a tensor (C, *space), or one with its affine.
-    ``mean`` and ``std`` are those of its last step that has both, and undo it for display.
+    A transform gets a Pillow image of 8 bits, RGB or L for a model of one channel. With
+    ``takes_values``, for transforms that were written for this model's images, it also gets other
+    images unchanged, as a Pillow image of mode F or a volume as an array; and the affine, if it has
+    an argument of that name. It returns a tensor (C, *space), or one with its affine. ``mean`` and
+    ``std`` are those of its last step that has both, for display.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Preprocessing:
     def prepare(
         self, image: Image.Image | Array, affine: Array | None = None
     ) -> tuple[Tensor, Array | None]:
-        """The model's input (C, *space), and its affine where that is known."""
+        """The model's input (C, *space), and its affine if known."""
         if isinstance(image, Image.Image) and image.mode != "F":
             image = image.convert("L" if self.channels == 1 else "RGB")
         elif not self.takes_values:
@@ -93,7 +93,7 @@ class Preprocessing:
         return made.as_subclass(Tensor), affine
 
     def colours(self, image: Tensor) -> tuple[Any, Any]:
-        """The mean and std that turn an input into a picture; None where they do not."""
+        """The mean and std for displaying an input; None if they do not give a picture."""
         if self.mean is None or self.std is None or len(self.mean) not in (1, image.shape[1]):
             return None, None
         shape = (1, -1, *[1] * (image.dim() - 2))
@@ -117,7 +117,7 @@ def _not_a_photo(image: Image.Image | Array) -> str:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model by name; ``loaded`` makes it ready to explain."""
+    """A model by name, which ``loaded`` prepares."""
 
     name: str
     preprocessing: Preprocessing
@@ -133,8 +133,8 @@ class Classifier:
         output: str | None = None,
         image: Tensor | None = None,
     ) -> Classifier:
-        """With its model on a device, run once on an image (default: a black photo); ``output`` is
-        the kind of its outputs, if that is given."""
+        """The classifier with its model on a device, after a run on an image (default: a black
+        photo); ``output`` sets the kind of its outputs."""
         model = self.load().eval().to(device)
         image = (self.preprocessing(BLANK) if image is None else image).to(device)
         try:
@@ -182,7 +182,7 @@ class Classifier:
 
 
 def _returns_probabilities(model: nn.Module, image: Tensor) -> bool:
-    """Whether the outputs for an image and some others of its size all lie between 0 and 1."""
+    """Whether the outputs for an image and similar ones all lie between 0 and 1."""
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
     with torch.no_grad(), evaluation_mode(model):
         # Far from any image, logits leave this range, and probabilities do not.
@@ -213,10 +213,10 @@ def read_labels(file: Path) -> tuple[str, ...]:
 
 
 def find_class(given: str, labels: Sequence[str], option: str = "--target") -> int:
-    """The class that a name, a number, or part of one name means.
+    """The class of a name, a number, or part of one name.
 
-    Where a number is also the name of another class it could mean either, and is refused;
-    "index:3" is class number 3 whatever the names.
+    A number that is also the name of another class is refused as ambiguous; "index:3" is always
+    class number 3.
     """
     wanted = given.strip().casefold()
     names = [label.strip().casefold() for label in labels]
@@ -255,7 +255,7 @@ def _listed(numbers: Sequence[int], labels: Sequence[str]) -> str:
 
 
 def true_class(photo: Path, labels: Sequence[str]) -> int | None:
-    """The class that the photo's folder is named after, as data sets are often kept."""
+    """The class of the photo's folder, as in many data sets."""
     folder, *names = (
         name.replace("_", " ").strip().casefold()
         for name in (photo.absolute().parent.name, *labels)
@@ -263,13 +263,13 @@ def true_class(photo: Path, labels: Sequence[str]) -> int | None:
     return names.index(folder) if names.count(folder) == 1 else None
 
 
-# Detectors answer with boxes, whose number changes with the image. A box is explained by its
-# match: the largest product of overlap and score among the boxes of its class that are found in a
-# changed copy (as in docs/recipes/detector.md). All boxes are explained by the same passes.
+# Detectors return boxes, whose number changes with the image. A box is explained by its match: the
+# largest product of overlap and score among the boxes of its class in a changed copy (as in
+# docs/recipes/detector.md), for all boxes in the same passes.
 
 
 class Detector(nn.Module):
-    """A model that returns boxes, as those of torchvision, as a model of its highest scores."""
+    """A model that returns boxes, as in torchvision, as a model of its highest scores."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -284,8 +284,8 @@ class Detector(nn.Module):
     def boxes(
         self, image: Tensor, labels: Sequence[str], wanted: Sequence[int] | None, n: int
     ) -> tuple[BoxMatch, tuple[str, ...]]:
-        """The ``n`` boxes of an image (1, C, H, W) with the highest scores, and their names; of
-        the classes ``wanted``, or of all that are found with some certainty."""
+        """The ``n`` boxes of an image (1, C, H, W) with the highest scores, and their names; of the
+        classes ``wanted``, or of all with a sufficient score."""
         with torch.no_grad():
             (found,) = self.model(image)
         scores, kinds = found["scores"], found["labels"]
@@ -307,7 +307,7 @@ class Detector(nn.Module):
 
 
 class BoxMatch(nn.Module):
-    """How well each of some boxes is found: overlap times score of its best match, (N, boxes)."""
+    """The matches of given boxes: overlap times score of each best match, (N, boxes)."""
 
     def __init__(self, model: nn.Module, boxes: Tensor, kinds: Tensor) -> None:
         super().__init__()
@@ -326,7 +326,8 @@ class BoxMatch(nn.Module):
 
 
 def detector_transform(shortest: int, longest: int) -> Callable[[Any], Tensor]:
-    """Photos as (3, H, W) from 0 to 1, no larger than torchvision's detector scales them itself."""
+    """Photos as (3, H, W) from 0 to 1, no larger than the sizes that torchvision's detector
+    uses."""
     functional = optional_module("torchvision.transforms.v2.functional")
 
     def transform(photo: Any) -> Tensor:

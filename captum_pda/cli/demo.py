@@ -1,4 +1,4 @@
-"""``captum-pda demo``: two photos, what speaks for their classes, and Captum's maps next to it."""
+"""``captum-pda demo``: two photos, the evidence for their classes, and Captum's maps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from captum_pda.visualization.regions import draw_outlines
 
 #: Photos of scikit-image, by the names of its functions.
 PHOTOS = ("coffee", "camera")
-#: The window and stride of Captum's Occlusion, as its users would choose them for 224 pixels.
+#: The window and stride of Captum's Occlusion, as usual for 224 pixels.
 OCCLUSION_WINDOW, OCCLUSION_STRIDE = 64, 32
 
 
@@ -45,7 +45,7 @@ network."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
+    """Add the options of this command."""
     parser.add_argument(
         "--output",
         type=Path,
@@ -121,7 +121,7 @@ def captum_maps(model: nn.Module, image: Tensor, target: int) -> dict[str, Any]:
     channels = image.shape[1]
     last_convolution = [one for one in model.modules() if isinstance(one, nn.Conv2d)][-1]
     with warnings.catch_warnings():
-        # Captum warns that it sets hooks for a while.
+        # Captum warns that it sets hooks.
         warnings.simplefilter("ignore")
         occlusion = Occlusion(model).attribute(
             image,

@@ -1,4 +1,4 @@
-"""``captum-pda explain``: why does a model say what it says of these photos?"""
+"""``captum-pda explain``: the evidence for a model's answer about photos."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from captum_pda.datasets.result_folder import Example
 from captum_pda.distributed import Ranks
 from captum_pda.files import counted
 
-#: How many failures are printed; all of them are in a folder's summary.
+#: The number of failures that are printed; a folder's summary has all of them.
 SHOWN_FAILURES = 20
 
 HELP = "which parts of your photos speak for a class, and which against it"
@@ -42,7 +42,7 @@ evidence."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
+    """Add the options of this command."""
     parser.add_argument(
         "images",
         nargs="+",
@@ -122,7 +122,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def load_explainer(options: argparse.Namespace, plan: Plan) -> PhotoExplainer:
-    """Check everything that can be checked before a model is loaded; then load it."""
+    """Check all that can be checked without the model, and load it."""
     extra = [path for path in (options.weights, options.labels, options.prior) if path]
     inputs = [*(place.photo for place in plan.places), *extra]
     check_free(plan.files(), inputs, options.overwrite)
@@ -148,7 +148,7 @@ def load_explainer(options: argparse.Namespace, plan: Plan) -> PhotoExplainer:
 
 
 def device_for(name: str) -> torch.device:
-    """The device of a name, if this machine has it; of several GPUs, this process's own."""
+    """The device of a name, if there is one; of several GPUs, this process's own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -190,7 +190,7 @@ def explain_photos(
                 f"before, {len(failed)} failed.\nWritten: {plan.folder}"
             )
     for path, reason in [*failed.items()][:SHOWN_FAILURES]:
-        # Some reasons name the photo themselves.
+        # Some reasons already name the photo.
         named = reason if path in reason or total == 1 else f"{path}: {reason}"
         print(f"captum-pda: error: {one_line(named)}", file=sys.stderr)
     if failed and total > 1:
@@ -200,7 +200,7 @@ def explain_photos(
 
 
 class PhotoSet:
-    """Image files as a data set of a model's inputs; each is read when it is needed."""
+    """Image files as a data set of a model's inputs, read on demand."""
 
     def __init__(
         self, plan: Plan, preprocessing: Preprocessing, options: argparse.Namespace
@@ -225,7 +225,7 @@ class PhotoSet:
         return Example(inputs, self._roi(photo) if self.options.roi else None, source)
 
     def _roi(self, photo: Photo) -> torch.Tensor:
-        """Which pixels of the model's input lie in the region of interest, (*space)."""
+        """The pixels of the model's input in the region of interest, (*space)."""
         image, is_part = roi_image(self.options.roi, photo.image)
         marked = self.preprocessing.prepare(image, photo.affine)[0].mean(dim=0)
         low, high = marked.aminmax()
@@ -236,7 +236,7 @@ class PhotoSet:
         return marked > (low + high) / 2
 
     def first_input(self) -> torch.Tensor:
-        """The first input that can be made, (1, C, *space)."""
+        """The first readable input, (1, C, *space)."""
         errors = []
         for number in range(len(self)):
             try:

@@ -1,4 +1,4 @@
-"""Explain one photo: which classes, their maps, the strongest regions, and the maps' tests."""
+"""The explanation of one photo: classes, maps, strongest regions and tests."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ METHODS: dict[str, Any] = {
     "sampled": SampledPDA,
     "layer": LayerPDA,
 }
-#: Methods with a choice of one context; "pda" uses all of them.
+#: Methods with a choice of context; "pda" uses all of them.
 WITH_CONTEXT = ("efficient", "sampled", "layer")
 #: Methods that run the whole model for each window, by an engine.
 WITH_ENGINE = ("pda", "efficient", "sampled")
-#: How many superpixels a region of interest is divided into by default.
+#: The default numbers of superpixels in a region of interest.
 ROI_SUPERPIXELS = (12, 25, 60)
-#: How many boxes of a detector are explained by default.
+#: The default number of explained boxes of a detector.
 EXPLAINED_BOXES = 3
-#: How many of the strongest regions are listed, for a class and against it.
+#: The number of regions that are listed for a class, and against it.
 LISTED_REGIONS = 3
 #: Options that results do not depend on, or that are stored under another name.
 NO_SETTINGS = {"images", "output", "overwrite", "raw", "html", "quiet", "debug", "run", "device"}
@@ -84,7 +84,7 @@ class Explanation:
 
 
 def check_options(options: Namespace) -> None:
-    """Refuse options that contradict each other; windows of one size get a stride of half of it."""
+    """Refuse contradictory options; windows of one size get a stride of half of it."""
     method, stride, sizes = options.method, options.stride, options.scales
     refused = {
         "--superpixels are regions of the photo, and --method layer hides places of a feature map; "
@@ -109,8 +109,8 @@ def check_options(options: Namespace) -> None:
 def named_classes(
     options: Namespace, labels: Sequence[str]
 ) -> tuple[list[int] | None, tuple[int, ...], int | None]:
-    """The classes of --target (None without it), of --contrast and of --expected; unknown names are
-    refused."""
+    """The classes of --target (None without it), --contrast and --expected; refuses unknown
+    names."""
     expected = find_class(options.expected, labels, "--expected") if options.expected else None
     pair = tuple(find_class(name, labels, "--contrast") for name in options.contrast or ())
     if pair and pair[0] == pair[1]:
@@ -120,7 +120,7 @@ def named_classes(
 
 
 class PhotoExplainer:
-    """Answers what the checked options ask about photos; called as Captum's attributions are."""
+    """Answers the questions of the checked options; called like a Captum attribution."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class PhotoExplainer:
         self.forward_func = classifier.model
         how: dict[str, Any] = {"prior": prior, "output": classifier.output}
         if options.method in WITH_ENGINE:
-            # What one photo would not repay is repaid by the many that come without a bar each.
+            # A trial of engines pays for many photos, which have no bar each.
             is_tried = options.engine == "auto" and not show_progress
             how["engine"] = AutoEngine(min_seconds=0.0) if is_tried else options.engine
         self.method = METHODS[options.method](classifier.model, **how)
@@ -143,7 +143,7 @@ class PhotoExplainer:
             self._regions["superpixels"] = options.superpixels
 
     def settings(self) -> dict[str, Any]:
-        """What the answers depend on beside the weights, as plain values."""
+        """The settings of the answers besides the weights, as plain values."""
         asked = vars(self.options)
         return {
             "labels_sha256": fingerprint(self.classifier.labels),
@@ -155,10 +155,8 @@ class PhotoExplainer:
         }
 
     def attribute(self, image: Tensor, target: Tensor | None = None) -> Explanation:
-        """Explain a model's input; all answers come from one set of forward passes.
-
-        The options name the classes; ``target`` is the region of interest (*space), if any.
-        """
+        """Explain a model's input, with one set of forward passes for all answers. The options name
+        the classes; ``target`` is the region of interest (*space), if any."""
         model, labels, options = self.classifier.model, self.classifier.labels, self.options
         if isinstance(model, Detector):
             return self._explain_boxes(image, model, target)
@@ -182,7 +180,8 @@ class PhotoExplainer:
         return Explanation(answers, ", ".join(words), labels, evidence, decided, target)
 
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
-        """Which regions are enough for the answer, and which must go for the expected class."""
+        """The regions that are sufficient for the answer, and those to hide for the expected
+        class."""
         labels, top, shown = self.classifier.labels, evidence.top(), self.show_progress
         # The most probable of exclusive classes is the answer; labels are answers from 50% on.
         is_label = len(labels) == 1 or not self.method.output_kind.are_exclusive
@@ -195,7 +194,7 @@ class PhotoExplainer:
         return (*found, failed if needed is None else needed.described(labels))
 
     def _explain_boxes(self, image: Tensor, detector: Detector, roi: Tensor | None) -> Explanation:
-        """Explain the boxes that a detector finds, each as an output of a model of matches."""
+        """Explain the boxes of a detector, each as an output of a model of matches."""
         options = self.options
         if options.method not in WITH_ENGINE or options.contrast or options.expected:
             raise UsageError(
@@ -231,7 +230,7 @@ class PhotoExplainer:
         )
         if roi is not None:
             found = found.at_depth("input")  # the feature map knows nothing of the region
-        # That of a layer's feature map is drawn over the image.
+        # Evidence of a layer's feature map is drawn over the image.
         return replace(found, inputs=(image,))
 
     def _answer(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
@@ -239,7 +238,7 @@ class PhotoExplainer:
         whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
-            # Outside of a region of interest the map says nothing, so its test would not either.
+            # The map is 0 outside of a region of interest, and its test would be meaningless.
             if self.options.test and not self.options.roi:
                 test = evidence.self_test(classes[0])
             if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):

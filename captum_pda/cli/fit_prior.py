@@ -1,4 +1,4 @@
-"""``captum-pda fit-prior``: learn from a folder of photos what to expect in a region."""
+"""``captum-pda fit-prior``: fit a prior to a folder of photos."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE` and GaussianFieldPrior.load(FILE)."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
+    """Add the options of this command."""
     parser.add_argument("folder", type=Path, help="where the photos are")
     parser.add_argument(
         "--output",
@@ -49,9 +49,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> int:
-    """Fit photo by photo; those that cannot be read are named and left out."""
+    """Fit photo by photo; unreadable photos are named and left out."""
     output = options.output
-    # A place that cannot be written is refused before the work, not after it.
+    # A place that cannot be written is refused before the work.
     if output.is_dir() or not output.parent.is_dir():
         raise UsageError(f"--output {output} must be a file in a folder that exists")
     if output.exists() and not options.overwrite:
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def load_prior(path: Path) -> PatchPrior:
-    """A prior of either kind that ``fit-prior`` or ``save`` wrote."""
+    """A prior of any kind that ``fit-prior`` or ``save`` wrote."""
     with opened_tensors(path, "cpu") as file:
         is_field = file.settings.get("kind") == GaussianFieldPrior.__name__
     return (GaussianFieldPrior if is_field else GaussianPatchPrior).load(path)

@@ -1,7 +1,5 @@
-"""Where results go: a place for each photo, and no file written over that is not the command's own.
-
-Every file that the command writes holds a mark by which it is recognised.
-"""
+"""The files of results: one place for each photo, and no overwriting of other files. Every file
+that the command writes has a mark by which it is recognised."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ from captum_pda.report.index import index_page
 
 RAW_FORMATS = ("npz", "safetensors", "nifti", "none")
 SUMMARY_FILE, INDEX_FILE, TABLE_FILE = "summary.json", "index.html", "results.csv"
-#: The columns of a table: the photo, what ``summary_row`` of results.py tells, and what follows.
+#: The columns of a table: the photo, those of ``summary_row`` in results.py, and others.
 TABLE_COLUMNS = ["captum_pda_photo", "answer", "prediction", "strongest_for", "strongest_against"]
 TABLE_COLUMNS += ["unit", "total", "test", "picture", "error"]
 PICTURES = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
-#: Names that mean files, not folders.
+#: The endings of names that mean files, not folders.
 FILE_ENDINGS = [".bmp", ".gif", ".html", ".json", ".npz", ".pdf", ".safetensors", ".svg", ".tif"]
 FILE_ENDINGS += [".tiff", ".txt", ".webp", *PICTURES]
-#: What the start of a file holds if the command wrote it; others say it in their settings.
+#: The start of files that the command wrote; others have their settings.
 MARKS = {
     ".png": b"tEXt" + MARK.encode(),
     ".jpg": f"{MARK} ".encode(),
@@ -52,14 +50,14 @@ DPI, QUALITY = 110, 92
 
 
 class Place(NamedTuple):
-    """Where the results of a photo go."""
+    """The files of a photo's results."""
 
     photo: Path
     files: dict[str, Path]  # some of "picture", "volume" (NIfTI), "numbers" (for programs), "page"
 
 
 class Plan(NamedTuple):
-    """What is to be explained, and where the results go."""
+    """The photos to explain, and their places."""
 
     places: Sequence[Place]
     folder: Path | None  # of a job that can be stopped and goes on; None for single photos
@@ -78,8 +76,8 @@ class Plan(NamedTuple):
 
 
 def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Plan:
-    """The place of each photo: its picture has its name, in the folder ``output`` or its own
-    subfolder of it; the picture of a single photo may have another name."""
+    """The place of each photo: its picture has its name, in the folder ``output`` or the photo's
+    own subfolder of it; the picture of a single photo may have another name."""
     images: list[Path] = options.images
     is_one, kind = len(images) == 1 and not is_folder, output.suffix.lower()
     means_file = not output.is_dir() and kind in FILE_ENDINGS
@@ -103,7 +101,7 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
         is_dir = given.is_dir() and not (options.series and dicom_slices(given))
         for photo in find_photos(given, options.series) if is_dir and is_folder else [given]:
             above = given if is_dir else photo.parent
-            # A picture of an earlier run is not a photo, and a photo that was named in two ways is
+            # A picture of an earlier run is not a photo, and a photo that was named twice is
             # explained once.
             is_result = photo.name.lower().endswith((".png", ".nii.gz")) and is_own(photo)
             if not is_folder or not is_result:
@@ -118,7 +116,7 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
     volume, page = ".nii.gz" * (options.raw == "nifti"), ".html" * options.html
     places = []
     for (photo, _), name in zip(found.values(), below, strict=True):
-        # With the photo's ending: a.jpg and a.png are two photos.
+        # With the photo's ending, because a.jpg and a.png are two photos.
         own_name = name.name or photo.absolute().name  # "." with the slices of a series
         picture = output if means_file else output / name.parent / f"{own_name}_evidence.png"
         endings = {"picture": picture.suffix, "volume": volume, "numbers": ending, "page": page}
@@ -131,8 +129,7 @@ def make_plan(options: argparse.Namespace, output: Path, is_folder: bool) -> Pla
 
 
 def check_free(files: Iterable[Path], inputs: Iterable[Path], overwrite: bool) -> None:
-    """Refuse to write over what is read, and without ``overwrite`` over what this command did not
-    write."""
+    """Refuse to write over inputs, and without ``overwrite`` over files of others."""
     # A file has one identity under all of its names, such as links or another case.
     read = {(one.stat().st_dev, one.stat().st_ino) for one in inputs if one.exists()}
     files = list(files)
@@ -177,10 +174,8 @@ def is_own(path: Path) -> bool:
 
 
 def write_result(path: Path, content: bytes, overwrite: bool = False) -> None:
-    """Write a file, in a folder that is made if needed; errors take one line.
-
-    A file that this command did not write is left as it is, unless ``overwrite``.
-    """
+    """Write a file, in a folder that is made if needed; errors take one line. Files of others are
+    only replaced with ``overwrite``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         exists = os.path.lexists(path)
@@ -223,7 +218,7 @@ def write_summary(
             picture = place.files.get("picture")
             if picture is not None and picture.is_file():
                 row["picture"] = picture.relative_to(folder).as_posix()
-        # A spreadsheet takes texts that start so for formulas.
+        # Spreadsheets take texts with such a start for formulas.
         texts = {column: cell for column, cell in row.items() if isinstance(cell, str)}
         table.writerow(
             row | {column: re.sub(r"^(?=[=+\-@\t\r])", "'", cell) for column, cell in texts.items()}

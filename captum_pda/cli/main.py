@@ -18,9 +18,9 @@ from captum_pda.cli.usage_errors import CommandError, UsageError, one_line
 from captum_pda.distributed import OtherRankError, Ranks
 
 COMMANDS = {"demo": demo, "explain": explain, "atlas": atlas, "fit-prior": fit_prior}
-#: A process may have to wait for another one's largest photo; one that is dead is noticed at once.
+#: A process may wait for another one's largest photo; a dead process is noticed at once.
 PATIENCE = timedelta(days=7)
-#: More than a thread of gloo needs to let go of its last message.
+#: More than a thread of gloo needs to release its last message.
 SECONDS_TO_SETTLE = 0.2
 
 DESCRIPTION = """\
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     with warnings.catch_warnings():
         warnings.showwarning = _note
-        # Commands show the time that is left themselves.
+        # Commands show the estimated time themselves.
         warnings.filterwarnings("ignore", message="this will take a while")
         try:
             options = make_parser().parse_args(arguments)
@@ -107,10 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_on_ranks(options: argparse.Namespace) -> int:
-    """Run a command in all processes that torchrun started; its exit code."""
+    """Run a command in all processes that torchrun started, and return its exit code."""
     if not dist.is_torchelastic_launched():
         return int(options.run(options, Ranks()))
-    # Ranks exchange a few words only, for which the GPUs are not needed.
+    # Ranks exchange little, for which the GPUs are not needed.
     dist.init_process_group("gloo", timeout=PATIENCE)
     ranks = Ranks(dist.group.WORLD)
     try:

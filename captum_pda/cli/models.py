@@ -1,7 +1,5 @@
-"""Models by name, of torchvision, timm, transformers and functions of users; and their weights.
-
-Weights are read from files without running any code in them.
-"""
+"""Models by name, from torchvision, timm, transformers and users' functions, and their weights,
+which are read without running code."""
 
 from __future__ import annotations
 
@@ -33,28 +31,28 @@ from captum_pda.cli.usage_errors import CommandError, UsageError, one_line, opti
 
 DEFAULT_MODEL = "efficientnet_lite0"
 TORCHVISION, TIMM, HUGGING_FACE = "torchvision/", "timm/", "hf/"
-#: What the outputs of a model of transformers are, by the ``problem_type`` of its configuration.
+#: The output kind for the ``problem_type`` of a transformers configuration.
 PROBLEM_TYPES = {"multi_label_classification": "multilabel", "regression": "raw"}
-#: What a function of a user may return.
+#: The entries that a user's function may return.
 RETURNED = ("model", "transform", "labels", "output_kind")
 WHAT_IT_RETURNS = (
     "a model; a tuple (model, transform), (model, transform, labels) or one with the output kind; "
     "or a dict with 'model' and any of 'transform', 'labels' and 'output_kind'"
 )
-#: Where training scripts put the weights in a larger checkpoint.
+#: The entries of the weights in larger checkpoints.
 NESTED = ("state_dict", "model_state_dict", "model_state", "model")
-#: The weights of a detector that have a row for each class.
+#: The weights of a detector with a row for each class.
 DETECTED = "roi_heads.box_predictor.cls_score.weight"
-#: What wrappers put before every name.
+#: The prefixes that wrappers add to names.
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
-#: A model with its library's weights, and what makes it for a state_dict and further settings.
+#: A model with its library's weights, and a function that makes it for a state_dict and settings.
 FromLibrary = tuple[Classifier, Callable[..., nn.Module]]
 
 
 def choose_model(name: str, weights: Path | None = None, labels: Path | None = None) -> Classifier:
-    """The model of a name, with its transforms and labels, before it is loaded; with the weights
-    and labels of files, if these are given."""
+    """The model of a name, with its transforms and labels, before it is loaded; with weights and
+    labels from files, if given."""
     if weights is not None and not weights.is_file():
         raise CommandError(f"there are no weights at {weights}; check the name after --weights")
     if name.startswith(HUGGING_FACE) or ":" in name:
@@ -77,7 +75,7 @@ def load_classifier(
     device: str | torch.device = "cpu",
     output: str | None = None,
 ) -> Classifier:
-    """A classifier by name, with its own weights or those of a local checkpoint."""
+    """A classifier by name, with its own weights or those of a checkpoint."""
     return choose_model(name, weights, labels).loaded(device, output)
 
 
@@ -137,8 +135,8 @@ def _torchvision(given: str) -> FromLibrary:
 
 
 def _detected(chosen: Classifier, weights: Path) -> tuple[str, ...]:
-    """The names of what a detector of torchvision finds, where a file has as many classes; of
-    classifiers, the loaded model says how many there are."""
+    """The class names of a torchvision detector, if the weights in the file have that many classes;
+    for classifiers, the loaded model has their number."""
     models = optional_module("torchvision.models")
     if chosen.name not in models.list_models(module=models.detection):
         return ()
@@ -231,11 +229,11 @@ def _transformers(name: str) -> Classifier:
 
 
 def _own(name: str) -> Classifier:
-    """What a function returns: a model, with its transform, labels and kind of output if given.
+    """The result of a user's function: a model, with its transform, labels and kind of output if
+    given.
 
-    Without a transform photos are prepared as for ImageNet: 224 pixels, its mean and deviation; for
-    a model of one channel they are grey, with the mean of these over the colours. Detectors of
-    torchvision get colours from 0 to 1.
+    The default transform is ImageNet's, with 224 pixels; models of one channel get grey photos, and
+    detectors of torchvision colours from 0 to 1.
     """
     module, _, function_name = name.partition(":")
     folder = os.getcwd()
@@ -272,7 +270,7 @@ def _own(name: str) -> Classifier:
         raise UsageError(
             f"--model {name} returned {kinds} where it should return {WHAT_IT_RETURNS}"
         )
-    # The first convolution says how many channels the model takes.
+    # The first convolution has the number of channels.
     layers = (one for one in model.modules() if isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d))
     channels = next((one.in_channels for one in layers), 3)
     takes_values = transform is not None
@@ -294,7 +292,7 @@ def _own(name: str) -> Classifier:
 
 
 def from_checkpoint(untrained: Callable[..., nn.Module], path: Path, name: str) -> nn.Module:
-    """A model with the weights of a file, and as many classes as it has."""
+    """A model with the weights of a file, and its number of classes."""
     state = read_checkpoint(path)
     model = untrained(state)
     last, bias = [*model.state_dict().items()][-1]

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def effort(given: str) -> str | int:
 
 
 def add_explaining_options(parser: argparse.ArgumentParser) -> None:
-    """How to explain a photo, how to read it, and which model to explain."""
+    """Add the options for explaining photos, reading them, and choosing the model."""
     how = parser.add_argument_group("how to explain it")
     add, one_of = how.add_argument, how.add_mutually_exclusive_group().add_argument
     add(
@@ -114,7 +114,7 @@ def add_explaining_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_name(group: argparse._ActionsContainer) -> None:
-    """The option that names a model, and with it the transforms of its photos."""
+    """Add the option that names a model, and with it the transforms of its photos."""
     group.add_argument(
         "--model",
         default=DEFAULT_MODEL,
@@ -125,7 +125,7 @@ def add_model_name(group: argparse._ActionsContainer) -> None:
 
 
 def add_image_options(parser: argparse.ArgumentParser) -> None:
-    """How to read images that are not photos of 8 bits."""
+    """Add the options for reading images that are not photos of 8 bits."""
     images = parser.add_argument_group(
         "images of more than 8 bits (16-bit PNG and TIFF, DICOM, NIfTI)",
         "Your own transform gets their values unchanged; models of libraries need --intensity.",

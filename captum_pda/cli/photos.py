@@ -1,8 +1,8 @@
-"""Read an image file without changing its values, and find such files in a folder.
+"""Reading image files without changing their values, and finding them in folders.
 
-Photos have 8 bits for each colour. X-rays, scans and microscopy have more: 16-bit PNG and TIFF,
-DICOM and NIfTI. Their values are handed on as they are, and only ``--intensity`` maps them to black
-and white. What cannot be read faithfully is refused.
+X-rays, scans and microscopy have more than 8 bits: 16-bit PNG and TIFF, DICOM and NIfTI. Their
+values are passed on unchanged, unless ``--intensity`` maps them to black and white. Files that
+cannot be read faithfully are refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from captum_pda.files import counted
 Array = npt.NDArray[Any]
 Intensity = tuple[float, float] | str | None
 
-#: Formats that hold pixels and nothing else. Pillow knows more, some of which are programs: an EPS
-#: file is run by Ghostscript.
+#: Formats that contain pixels only. Pillow reads others that are programs: EPS files are run by
+#: Ghostscript.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 DICOM_ENDINGS, NIFTI_ENDINGS = (".dcm", ".dicom"), (".nii", ".nii.gz")
 MEDICAL_EXTRA = '"captum_pda[medical]"'
 #: The description of NIfTI files that the command writes.
 NIFTI_NOTE = b"captum_pda evidence"
-#: Modes of Pillow with 8 bits for each channel whose colours are known.
+#: Pillow's modes with 8 bits for each channel and known colours.
 PLAIN_MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "YCbCr")
-#: Fields of DICOM that each frame may have for itself.
+#: Fields of DICOM that each frame may have of its own.
 FRAME_FIELDS = ["RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth"]
 FRAME_FIELDS += ["VOILUTFunction", "ImagePositionPatient", "ImageOrientationPatient"]
 FRAME_FIELDS += ["PixelSpacing", "SliceThickness"]
@@ -46,9 +46,9 @@ POSITION_TOLERANCE = 0.01
 
 
 class Photo(NamedTuple):
-    """An image file as it was read."""
+    """An image file."""
 
-    #: Of mode RGB or L (8 bits) or F (values of any other kind), or a volume of float32.
+    #: Of mode RGB or L (8 bits) or F (other values), or a volume of float32.
     image: Image.Image | Array
     sha256: str  # of the bytes that it was read from
     affine: Array | None = None  # from indices to mm (right, anterior, superior), where known
@@ -67,9 +67,9 @@ class _Values(NamedTuple):
 def read_photo(path: Path, intensity: Intensity = None, frame: int | None = None) -> Photo:
     """Read an image file, or a folder with the slices of a DICOM series.
 
-    Transparent photos are laid on white, those with an EXIF orientation turned; of an animation,
-    the first frame counts. Where low values are bright (MONOCHROME1 of DICOM), they are mirrored.
-    ``intensity`` maps values of more than 8 bits to 0 to 255, as ``--intensity`` says.
+    Transparent photos are put on white, those with an EXIF orientation are rotated, and animations
+    give their first frame. If low values are bright (MONOCHROME1 of DICOM), they are inverted.
+    ``intensity`` maps values of more than 8 bits to 0 to 255; see ``--intensity``.
     """
     slices = dicom_slices(path)
     if not path.is_file() and not slices:
@@ -118,14 +118,14 @@ def _check_frame(path: Path, frame: int | None, count: int) -> None:
 
 
 def _formats() -> list[str]:
-    """The formats of photos that this Pillow can read."""
+    """The formats of photos that this Pillow reads."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def find_photos(folder: Path, series: bool = False) -> list[Path]:
-    """All image files in a folder and its subfolders, in order, by their endings; and others that
-    are DICOM. Or with ``series`` all folders that hold DICOM files."""
+    """All image files in a folder and its subfolders, in order, by their endings, and other DICOM
+    files. Or with ``series`` all folders with DICOM files."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}; check the name")
     if series:
@@ -147,12 +147,12 @@ def find_photos(folder: Path, series: bool = False) -> list[Path]:
 
 
 def dicom_slices(folder: Path) -> list[Path]:
-    """The DICOM files in a folder; none of a file."""
+    """The DICOM files in a folder; none for a file."""
     return sorted(filter(_is_dicom, folder.iterdir())) if folder.is_dir() else []
 
 
 def _is_dicom(path: Path) -> bool:
-    """Whether it is a DICOM file, by its ending or its start: many are named by numbers."""
+    """Whether a file is DICOM, by its ending or its start, because many are named by numbers."""
     if path.name.startswith(".") or path.name == "DICOMDIR" or not path.is_file():
         return False
     try:
@@ -185,7 +185,7 @@ def _read_picture(
     if upright.mode in ("I", "F") or upright.mode.startswith("I;16"):
         is_16_bits = upright.mode.startswith("I;16") or (image.format == "PNG" and is_deep)
         full = (0.0, 65535.0) if is_16_bits else None
-        # The TIFF tag 262 is 0 where 0 is white.
+        # The TIFF tag 262 is 0 if 0 is white.
         return _Values(np.asarray(upright), full, is_inverted=tags.get(262) == 0)
     if upright.mode not in PLAIN_MODES:
         raise CommandError(
@@ -204,7 +204,7 @@ def _read_picture(
 
 
 def _mapped(path: Path, values: _Values, intensity: Intensity) -> Array:
-    """Values as float32, or with ``intensity`` from 0 (black) to 255; high ones are bright."""
+    """Values as float32, or with ``intensity`` from 0 (black) to 255."""
     array, limits = values.array, values.full
     if intensity is None:
         unchanged = array.astype(np.float32)
@@ -250,11 +250,9 @@ def intensity_option(given: list[str] | None) -> Intensity:
 
 
 def roi_image(roi: Sequence[str], image: Image.Image | Array) -> tuple[Image.Image | Array, bool]:
-    """An image like a given one, dark but for a region of interest; and whether it has both.
-
-    ``roi`` is left, top, width and height in pixels of the image; or the name of a file of its
-    size, where the region is what is not 0.
-    """
+    """An image like a given one, black except for a region of interest; and whether it has both.
+    ``roi`` is left, top, width and height in pixels; or the name of a file of the image's size, in
+    which the region is not 0."""
     pixels = np.asarray(image)
     shape = pixels.shape[: 2 if isinstance(image, Image.Image) else None]
     inside = np.zeros(shape, dtype=bool)
@@ -345,7 +343,7 @@ def _read_dicom(
 
 
 def _fields(file: Any, frame: int = 0) -> dict[str, Any]:
-    """What a file says of a frame: its own fields, those that frames share, and the frame's."""
+    """The fields of a frame: the file's, those that frames share, and the frame's own."""
     groups = [file]
     for kind, number in (("Shared", 0), ("PerFrame", frame)):
         several = file.get(f"{kind}FunctionalGroupsSequence") or []
@@ -362,7 +360,7 @@ def _fields(file: Any, frame: int = 0) -> dict[str, Any]:
 def _in_order(path: Path, files: list[Any]) -> list[Any]:
     """The slices of one series from its first to its last."""
     alike = {tuple(str(file.get(name)) for name in SERIES_FIELDS) for file in files}
-    # Scanners round these differently from slice to slice.
+    # Scanners round these differently in each slice.
     is_parallel = all(
         np.allclose(one.get(name) or 0, files[0].get(name) or 0, atol=1e-3)
         for name in ("ImageOrientationPatient", "PixelSpacing")
@@ -403,7 +401,7 @@ def _dicom_window(file: Any, fields: dict[str, Any], array: Array) -> Array:
 
 
 def _dicom_affine(fields: Sequence[dict[str, Any]]) -> Array | None:
-    """From (frame, row, column), or (row, column, 0) of one frame, to mm; None where unknown."""
+    """From (frame, row, column), or (row, column, 0) of one frame, to mm; None if unknown."""
     needed = {"ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"}
     if not all(needed <= one.keys() for one in fields):
         return None
@@ -448,7 +446,7 @@ def _read_nifti(path: Path) -> _Values:
 
 
 def nifti_file(maps: Array, affine: Array) -> bytes:
-    """Maps (answers, *space) as a compressed NIfTI file; of one answer, without an axis for it."""
+    """Maps (answers, *space) as a compressed NIfTI file; without an axis for a single answer."""
     nibabel = optional_module("nibabel", MEDICAL_EXTRA)
     values = np.moveaxis(maps if maps.ndim == 4 else maps[..., None], 0, -1)
     scan = nibabel.Nifti1Image(values[..., 0] if len(maps) == 1 else values, affine)

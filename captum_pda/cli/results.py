@@ -1,9 +1,6 @@
-"""The results of a photo as a picture, numbers, a page and text; and their writer.
-
-``explain_dataset`` does the rest: for one photo as for a folder, in one process or under torchrun.
-Each result is written whole as soon as it exists, the picture first; the numbers say by what they
-were made. A folder's run that was stopped continues where it was, and nothing is done twice.
-"""
+"""The results of a photo as a picture, numbers, a page and text. Files are written atomically, the
+picture first; the numbers contain the settings. An interrupted run of a folder is continued by
+``explain_dataset``."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ from captum_pda.visualization import (
 from captum_pda.visualization.regions import regions_in_words
 
 MAX_COLUMNS = 4
-#: Letters that fit above a panel, and the height of a line below one.
+#: The number of letters above a panel, and the height of a line below one.
 TITLE_WIDTH, LINE_INCHES = 30, 0.17
 
 
@@ -61,7 +58,7 @@ class PhotoWriter:
         self.settings: dict[str, Any] = {}
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Keep the settings of a folder, or compare them with those that it has."""
+        """Store the settings of a folder, or compare them with existing ones."""
         self.settings = settings
         if self.plan.folder is None:
             return
@@ -72,14 +69,14 @@ class PhotoWriter:
         remove_parts(self.plan.folder)
 
     def stored(self, number: int) -> Record | None:
-        """What a photo's result in a folder was made from; a single photo is explained anew."""
+        """The record of a photo's result in a folder; a single photo is always explained again."""
         files = self.plan.places[number].files
         if self.plan.folder is None or not all(file.is_file() for file in files.values()):
             return None
         return stored_record(files["numbers"], self.settings)
 
     def write(self, number: int, explanation: Explanation, record: Record) -> None:
-        """Write what was found about a photo, the numbers last."""
+        """Write the results of a photo, the numbers last."""
         photo, files = self.plan.places[number]
         settings = {**self.settings, **record.settings, "weights": self.classifier.weights}
         settings |= {"prior_file": str(self.options.prior), "summary": summary_row(explanation)}
@@ -135,7 +132,7 @@ class PhotoWriter:
 
 
 def voxel(explanation: Explanation, settings: Mapping[str, Any]) -> list[float] | None:
-    """The extent of a volume's voxels in mm, where it is known."""
+    """The extent of a volume's voxels in mm, if known."""
     if settings.get("affine") is None or explanation.image.dim() != 5:
         return None
     sides = np.linalg.norm(np.array(settings["affine"])[:3, :3], axis=0)
@@ -199,7 +196,7 @@ def draw_picture(
 
 
 def _draw_box(axes: Any, answer: Answer) -> None:
-    """The box of a detector that an answer is about."""
+    """The box of a detector that is explained."""
     if answer.box is not None:
         left, top, right, bottom = answer.box
         for colour, width in (("black", 3.0), ("yellow", 1.5)):
@@ -213,15 +210,14 @@ def numbers_in_file(
     outputs: Mapping[str, Tensor],
     settings: Mapping[str, Any],
 ) -> bytes:
-    """The maps, with everything that is needed to know what they are.
+    """The maps of a photo with their description, as a file of NumPy (npz) or safetensors.
 
-    A file of NumPy's (npz) or of safetensors, by its ending: "bits" (answers, H, W; for raw
-    outputs in their own unit), "first" and "second" (the class of each answer, and the one that it
-    is contrasted with, or -1), "probabilities" (classes; not for raw outputs), "outputs" (the
-    model's outputs for the whole photo); of the test of each map "test_shares" (of the pixels),
-    "test_hidden" and "test_shown" (answers, shares; the probability without the strongest pixels,
-    and of them alone); and the settings and names as JSON, in the array
-    "settings" or the file's header.
+    Entries are "bits" (answers, H, W; for raw outputs in their own unit), "first" and "second" (the
+    class of each answer, and the one it is contrasted with, or -1), "probabilities" (classes; not
+    for raw outputs), "outputs" (the model's outputs for the whole photo); for the test of each map
+    "test_shares" (of the pixels), "test_hidden" and "test_shown" (answers, shares; the probability
+    without the strongest pixels, and of them alone); and the settings and names as JSON, in the
+    array "settings" or the file's header.
     """
     answers = explanation.answers
     tensors = {
@@ -266,7 +262,7 @@ def summary_row(explanation: Explanation) -> dict[str, Any]:
 
 
 def top_classes(explanation: Explanation, n: int = 5) -> str:
-    """The classes with the highest predictions: "espresso 95.0%, cup 1.5%"."""
+    """The most probable classes: "espresso 95.0%, cup 1.5%"."""
     best, names = explanation.predictions.topk(min(n, len(explanation.labels))), explanation.labels
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return ", ".join(
@@ -281,7 +277,7 @@ def predictions_in_words(answer: Answer, explanation: Explanation, between: str)
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
-    """Each question, the map's test, and each region that is listed with its answers."""
+    """Each question, the map's test, and each listed region with its answers."""
     measure = explanation.evidence.measure
     for answer in explanation.answers:
         chances = predictions_in_words(answer, explanation, " against ")
@@ -301,7 +297,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
 
 
 def place(region: StrongRegion) -> str:
-    """Where a region lies: the ninth of a photo with its middle, and its rows and columns; in a
+    """The place of a region: the ninth of a photo with its centre, and its rows and columns; in a
     volume, its box."""
     spans = [
         f"{start}-{start + width - 1}"

@@ -8,13 +8,13 @@ from types import ModuleType
 
 
 class CommandError(Exception):
-    """The command failed: what happened, and the next step."""
+    """The command failed; the message includes the next step."""
 
     exit_code = 1
 
 
 class UsageError(CommandError):
-    """The command was asked for something that it cannot do."""
+    """The command was asked for something that it does not support."""
 
     exit_code = 2
 

@@ -239,11 +239,13 @@ class ResultFolder:
         self._settings: dict[str, Any] = {}
 
     def start(self, settings: Mapping[str, Any]) -> None:
+        """Set the settings of all results; refuses a folder with others."""
         self._settings = dict(settings)
         keep_settings(self.path, self._settings)
         remove_parts(self.path)
 
     def stored(self, number: int) -> Record | None:
+        """The record of an example's result; None without one of these settings."""
         return stored_record(self.place(number), self._settings)
 
     def write(self, number: int, attributions: Tensor | tuple[Tensor, ...], record: Record) -> None:

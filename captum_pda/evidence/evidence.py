@@ -395,6 +395,7 @@ class WindowEvidence:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
+        """The shape of an example's output."""
         return self.outputs.output_shape
 
     @property

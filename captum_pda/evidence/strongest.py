@@ -88,10 +88,12 @@ class StrongRegion:
 
     @property
     def corner(self) -> tuple[int, ...]:
+        """The first pixel of its box."""
         return tuple(int(places.min()) for places in np.nonzero(self.pixels))
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extent of its box."""
         return tuple(int(np.ptp(places)) + 1 for places in np.nonzero(self.pixels))
 
     @property

@@ -67,6 +67,7 @@ class Split:
 
     @property
     def meaning(self) -> str:
+        """The meaning of the interaction in words."""
         return meaning(self.interaction, self.values, self.unit)
 
     def __str__(self) -> str:

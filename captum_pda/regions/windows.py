@@ -108,6 +108,7 @@ class WindowGrid:
         return replace(self, selected=self._numbers[windows])
 
     def pick(self, windows: Iterable[int]) -> WindowGrid:
+        """The grid of some of these windows, in this order."""
         return replace(self, selected=tuple(self._numbers[window] for window in windows))
 
     @property

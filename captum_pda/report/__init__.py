@@ -1,8 +1,4 @@
-"""The evidence of a photo as one HTML page that opens from disk, and an index of many.
-
-A page needs no server and no network: the photo, the values of every region and the program that
-shows them are in the file.
-"""
+"""The evidence of a photo as an HTML page, which needs no server and no network, and an index."""
 
 from captum_pda.report.index import write_index
 from captum_pda.report.notebook import notebook_html

@@ -1,4 +1,4 @@
-"""Many reports on one page: small pictures with the verdict and the strongest evidence of each."""
+"""The index of many reports: their small pictures, verdicts and strongest evidence."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from captum_pda.files import write_whole
 from captum_pda.report.page_file import Block, Page, read_block, unpack
 
 PAGE = Page("Photos", "index.html", "base index", "block elements numbers index")
-#: A report's summary stands in its first bytes.
+#: The first bytes of a report contain its summary.
 SUMMARY_BYTES = 200_000
 
 
 def write_index(
     reports: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], title: str = "Photos"
 ) -> Path:
-    """Write a page that lists reports, to be sorted, filtered and opened from there.
+    """Write a page that lists reports, which can be sorted, filtered and opened there.
 
     Args:
         reports: files that ``write_report`` wrote; links to them are relative to the index.
-        path: where to write, usually ``index.html`` in the folder of the reports.
-        title: what stands above.
+        path: the file to write, usually ``index.html`` in the folder of the reports.
+        title: the title.
 
     Returns:
         The path.
@@ -41,13 +41,13 @@ def write_index(
 def index_page(
     reports: Sequence[Path], path: Path, title: str, failed: Mapping[str, str] | None = None
 ) -> bytes:
-    """The page itself, for a place from which its links are seen; ``failed`` says which photos have
-    no report, and why."""
+    """The HTML of the page, with links relative to a folder; ``failed`` are photos without a
+    report, with the reason."""
     block, entries = Block(), []
     for report in reports:
         summary, picture = read_summary(report)
         relative = Path(os.path.relpath(report.absolute(), path.parent.absolute()))
-        # Names are data, so all is escaped.
+        # Names are data, so everything is escaped.
         href = "./" + "/".join(quote(os.fsencode(part), safe="") for part in relative.parts)
         entries.append({**summary, "thumbnail": block.add_bytes(picture), "href": href})
     header = {"title": title, "entries": entries, "failed": list((failed or {}).items())}
@@ -55,7 +55,7 @@ def index_page(
 
 
 def read_summary(report: Path) -> tuple[dict[str, Any], bytes]:
-    """What a report says of itself, and its small picture as JPEG."""
+    """The summary in a report, and its small picture as JPEG."""
     with report.open("rb") as file:
         text = read_block(file.read(SUMMARY_BYTES), "summary")
     if not text:

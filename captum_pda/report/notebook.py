@@ -1,4 +1,4 @@
-"""Evidence as a notebook shows it: a picture of each of the first examples, and a few lines."""
+"""Evidence in notebooks: a picture of each of the first examples, and a few lines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.files import counted
 from captum_pda.visualization import visualize_explanation
 
-#: How many examples of a batch are drawn.
+#: The number of examples of a batch that are drawn.
 N_DRAWN = 3
 
 
 def notebook_html(evidence: WindowEvidence) -> str:
-    """Pictures and words without a program or an address in them; the model is not asked."""
+    """Pictures and words without scripts and links; the model is not run."""
     shown = [_figure(evidence, number) for number in range(min(len(evidence), N_DRAWN))]
     left = len(evidence) - N_DRAWN
     more = ""
@@ -26,7 +26,7 @@ def notebook_html(evidence: WindowEvidence) -> str:
 
 
 def _figure(evidence: WindowEvidence, number: int) -> str:
-    """The picture of one example's top class; nothing where there is none to draw."""
+    """The picture of one example's top class, if it can be drawn."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

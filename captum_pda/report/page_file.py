@@ -1,8 +1,8 @@
-"""One HTML file from its parts: styles and programs of this package, and blocks of values.
+"""HTML pages from styles and scripts of this package, and blocks of values.
 
-A block holds typed arrays, images and plain values as compressed text: base64 of zlib of a file of
-safetensors, whose tensors are named by their numbers, and whose metadata hold the plain values as
-JSON. Nothing in it can be taken for markup.
+A block contains typed arrays, images and plain values: base64 of zlib of safetensors, whose tensors
+are named by numbers and whose metadata contain the plain values as JSON. Nothing in it can be
+mistaken for markup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from captum_pda._version import __version__
 
-#: Nothing may be requested, and only what this package wrote may run.
+#: Nothing may be requested, and only scripts of this package may run.
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src blob:; "
     "base-uri 'none'; form-action 'none'"
@@ -32,7 +32,7 @@ POLICY = (
 
 @dataclass(frozen=True)
 class Page:
-    """Which files make a page."""
+    """The files of a page."""
 
     name: str  #: What the browser calls the page until it is filled.
     markup: str  #: The HTML file of what it shows; head, notices and values are those of all pages.
@@ -40,7 +40,7 @@ class Page:
     scripts: str  #: The names of the JavaScript files, in their order; they share one scope.
 
     def render(self, blocks: Mapping[str, str]) -> bytes:
-        """The page with its blocks of values, by the names that its markup has for them."""
+        """The HTML with its blocks of values, by their names in the markup."""
         style = "".join(_read(f"{name}.css") for name in self.styles.split())
         script = "".join(_read(f"{name}.js") for name in self.scripts.split())
         script = f'"use strict";\n{script}'
@@ -62,13 +62,13 @@ def _source_hash(content: str) -> str:
 
 
 def read_block(page: bytes, name: str) -> bytes:
-    """The text of a block in a page; empty where there is none."""
+    """The text of a block in a page; empty if there is none."""
     found = re.search(rb'<script type="application/octet-stream" id="%s">' % name.encode(), page)
     return page[found.end() : page.find(b"<", found.end())].strip() if found else b""
 
 
 class Block:
-    """Arrays on their way into a page; ``add`` gives the number by which the header names one.
+    """Collects the arrays of a page; ``add`` returns the number by which the header names one.
 
     Example::
 
@@ -83,13 +83,13 @@ class Block:
         self._arrays: dict[str, npt.NDArray[Any]] = {}
 
     def add(self, values: npt.ArrayLike, kind: str) -> int:
-        """Keep an array of a type that block.js knows, and say which number it has."""
+        """Add an array of a type that block.js knows, and return its number."""
         number = len(self._arrays)
         self._arrays[str(number)] = np.array(values, dtype=kind, order="C")
         return number
 
     def add_bytes(self, content: bytes) -> int:
-        """Keep a file, such as a JPEG."""
+        """Add a file, such as a JPEG."""
         return self.add(np.frombuffer(content, dtype=np.uint8), "uint8")
 
     def pack(self, header: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of a page: the photo, a small one of it, and what the prior puts in regions."""
+"""The pictures of a page: the photo, a small one of it, and the fills of regions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,19 @@ from captum_pda.visualization.drawing import AGAINST, FOR, picture
 Bytes = npt.NDArray[np.uint8]
 Numbers = float | Sequence[float]
 
-#: A photo of more bytes as PNG is kept as JPEG.
+#: Photos with more bytes as PNG are stored as JPEG.
 MAX_PNG_BYTES = 400_000
-#: Fills are kept in tiles of at most this side, and of at most this many pixels for each size.
+#: The largest side of the tiles of fills, and their most pixels for each size.
 MAX_TILE, MAX_SPRITE_PIXELS = 32, 700_000
-#: The side of JPEG's blocks; a tile that is a multiple of it does not run into its neighbours.
+#: The side of JPEG's blocks; tiles of a multiple of it do not affect their neighbours.
 JPEG_BLOCK = 8
 
 
 def display_range(
     example: Tensor, mean: Numbers | None, std: Numbers | None
 ) -> tuple[Numbers, Numbers]:
-    """Mean and std with which x * std + mean shows an example (C, H, W), and its fills.
-
-    Values outside 0 to 1 are stretched where no normalisation is given, as for
-    ``visualize_evidence``.
-    """
+    """Mean and std with which x * std + mean displays an example (C, H, W) and its fills. Without a
+    normalisation, values outside of 0 to 1 are stretched, as in ``visualize_evidence``."""
     picture(example, mean, std)  # refuses what does not fit, in its own words
     if mean is not None and std is not None:
         return mean, std
@@ -60,7 +57,7 @@ def rgb_bytes(values: Tensor, mean: Numbers, std: Numbers) -> Bytes:
 
 
 def photo_file(pixels: Bytes) -> bytes:
-    """A photo as PNG, or as JPEG where that would be large."""
+    """A photo as PNG, or as JPEG if that is too large."""
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "PNG", optimize=True)
     return content.getvalue() if content.tell() <= MAX_PNG_BYTES else jpeg(pixels, 90)
@@ -93,8 +90,8 @@ def thumbnail(pixels: Bytes, side: int) -> bytes:
 def fills_sprite(
     part: EvidencePart, example: Tensor, number: int, prior: Any
 ) -> tuple[Tensor, list[int], int]:
-    """What the prior puts in the place of each window, as tiles of one picture (C, H, W); the
-    shape of a tile, and the number of tiles in a row."""
+    """The fills of each window as tiles of one picture (C, H, W); the shape of a tile, and the
+    number of tiles in a row."""
     count = len(part.regions)
     most = min(MAX_TILE, max(2, int(math.sqrt(MAX_SPRITE_PIXELS / max(count, 1)))))
     sides = [max(1, min(side, most)) for side in part.size]
@@ -109,8 +106,8 @@ def fills_sprite(
 
 
 def filled_photo(part: EvidencePart, example: Tensor, number: int, prior: Any) -> Tensor:
-    """The example (C, H, W) with every region filled by itself, all in one picture: regions of
-    shapes of their own do not overlap."""
+    """The example (C, H, W) with every region filled separately, in one picture, since such regions
+    do not overlap."""
     filled = example.clone(memory_format=torch.contiguous_format)
     for windows, _, fills in _fills(part, example, number, prior):
         if windows.hidden is None:
@@ -122,15 +119,15 @@ def filled_photo(part: EvidencePart, example: Tensor, number: int, prior: Any) -
 
 
 def has_shapes(part: EvidencePart, number: int) -> bool:
-    """Whether regions have shapes of their own, rather than those of boxes."""
+    """Whether regions have shapes other than boxes."""
     return any(windows.hidden is not None for windows in part.regions.boxes(number))
 
 
 def _fills(
     part: EvidencePart, example: Tensor, number: int, prior: Any
 ) -> Iterator[tuple[Windows, npt.NDArray[np.int64], Tensor]]:
-    """Regions, some at a time, their numbers, and what the prior puts in their boxes (W, C,
-    *window): the mean that it expects there, or one draw where windows were sampled."""
+    """Groups of regions, their numbers, and the contents of their boxes (W, C, *window): the
+    conditional mean, or one sample if windows were sampled."""
     sampled = int(part.drawn.max()) > 1
     own = prior_for(prior, "sample" if sampled else "conditional_mean")
     for group, members in zip(

@@ -1,4 +1,4 @@
-"""One photo, its maps and every region's values as one HTML page."""
+"""The HTML report: one input, its maps and every region's values."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ PAGE = Page(
     "tables controls save report",
 )
 THUMBNAIL = 160
-#: How many regions are listed for a class, and how many against it.
+#: The number of regions that are listed for a class, and against it.
 N_LISTED = 3
-#: How many of the most probable classes the page of a volume offers: each has a map of its own.
+#: The number of classes on the page of a volume, each of which has a map of its own.
 MAX_SPACE_CLASSES = 4
 #: Longer settings are cut at the foot of the page.
 MAX_SETTING_LETTERS = 300
@@ -89,33 +89,34 @@ def write_report(
 ) -> str | Path:
     """Write an interactive HTML page that shows a photo with its evidence.
 
-    The page is one file that needs no server and no network. For each region it shows what the
-    prior puts in its place, what is lost without it, and what it says by itself; the reader can
-    choose classes, pairs of classes, sizes, questions and methods. The map of the class shown at
-    first is tested on its own photo. A volume is shown by three slices with sliders, and a signal
-    by a line for each channel over its evidence; their classes can be chosen.
+    The page is one file that needs no server and no network. It shows for each region what replaced
+    it, what is lost without it, and its evidence by itself; readers can choose classes, pairs of
+    classes, sizes, questions and methods. The map of the first class is tested on its own photo. A
+    volume is shown by three slices with sliders, and a signal by a line for each channel over its
+    evidence; their classes can be chosen.
 
     Args:
-        evidence: of an image, a signal or a volume; or a table of names and evidence by several
-            methods of one image.
-        path: where to write; a file that is there is replaced. None returns the page as a string.
+        evidence: of an image, a signal or a volume; or a dict of the evidence of one image by
+            several methods.
+        path: the file to write or replace. None returns the page as a string.
         labels: the names of all outputs. Default: "output" and its number.
         mean, std: the normalisation of the image, to be undone, as for ``visualize_evidence``.
         title: the name of the photo. Default: the file's own name.
-        truth: the true output, where it is known; an index then tells right from wrong.
-        targets: outputs to offer besides the most probable ones; the first is shown at first.
-        contrast: two outputs; at first, what speaks for the one rather than the other is shown.
-        n_classes: how many of the most probable outputs to offer.
-        example: which one, where the evidence is of several.
-        settings: more to write at the foot, such as the model's name and the hash of its weights.
-        test: the test of the map that is shown at first; True makes it, with about 40 passes for
-            each method, where the evidence has a model to ask, and False leaves it out.
+        truth: the true output, if known; an index then distinguishes right from wrong.
+        targets: outputs to offer besides the most probable ones, starting with the one that is
+            shown first.
+        contrast: two outputs; the page first shows the evidence for one rather than the other.
+        n_classes: the number of the most probable outputs to offer.
+        example: the number of an example in a batch.
+        settings: more text for the foot, such as the model's name and the hash of its weights.
+        test: the test of the first map; True makes it, with about 40 passes for each method, if the
+            evidence has a model, and False leaves it out.
         spacing: the extent of a voxel along each axis of a volume, or the time between two samples
             of a signal.
-        interactions: what ``evidence.interactions(target)`` returned, for a part of the page in
-            which a region can be chosen to see its partners.
-        boxes: of a detector, what to draw for outputs by their numbers: the left, top, right and
-            bottom of a box in the image.
+        interactions: the result of ``evidence.interactions(target)``, for a part of the page in
+            which one chooses a region and sees its partners.
+        boxes: for a detector, the left, top, right and bottom of a box in the image to draw for
+            outputs, by their numbers.
 
     Returns:
         The path, or the page.
@@ -177,7 +178,7 @@ def write_report(
     block, small = Block(), Block()
     tests: list[dict[str, Any] | None] = []
     for one in methods.values():
-        # A test that was made before is that of the first method.
+        # An existing test is that of the first method.
         own = test if isinstance(test, bool) or not tests else False
         tests.append(_test_header(one, number, columns, first, own))
     if is_image:
@@ -226,7 +227,7 @@ def _summary(
     lists: Mapping[str, list[dict[str, Any]]] | None,
     tested: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """What an index tells of a photo: the verdict, its strongest evidence, and the map's test."""
+    """The summary for an index: the verdict, the strongest evidence, and the map's test."""
     names, truth, first = header["labels"], header["truth"], header["first"]
     summary = {
         "title": header["title"],
@@ -252,7 +253,7 @@ def _summary(
 def _columns(
     scores: Tensor, asked: Sequence[int], n_classes: int, labels: Sequence[str] | None
 ) -> list[int]:
-    """The outputs asked for and the most probable ones, the most probable first."""
+    """The requested outputs and the most probable ones, the most probable first."""
     if labels is not None and len(labels) != len(scores):
         raise ValueError(
             f"labels has {len(labels)} names for {len(scores)} outputs; give one for each"
@@ -304,18 +305,18 @@ def _method_header(
     """The evidence of a method: its regions, in groups of one size and depth, and their lists."""
     parts: dict[tuple[str, str], list[EvidencePart]] = {}
     for part in evidence.parts:
-        # Equal regions are one group, also where each context has its own object of them.
+        # Equal regions are one group, even if each context has its own object of them.
         key = part.depth, json.dumps(part.regions.settings(), sort_keys=True, default=str)
         parts.setdefault(key, []).append(part)
     space = tuple(evidence.inputs[0].shape[2:])
 
     def looked_at(group: list[EvidencePart]) -> tuple[bool, bool, float]:
-        """Lists and pointers look at regions of the photo first, as ``strongest_regions`` does."""
+        """The order of regions in lists: those of the photo first, as in ``strongest_regions``."""
         depth, regions = group[0].depth, group[0].regions
         return depth != "input", regions.space != space, distance_to_share(regions, number)
 
     ordered = sorted(parts.values(), key=looked_at)
-    # The first of equal regions is the one that lists name.
+    # Lists name the first of equal regions.
     places = {part.regions: n for n in reversed(range(len(ordered))) for part in ordered[n]}
     return {
         "groups": [_group(block, group, evidence, number, columns, colours) for group in ordered],
@@ -344,7 +345,7 @@ def _group(
     columns: list[int],
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
-    """Regions of one size and depth, where they lie, and what they say in each context."""
+    """Regions of one size and depth, their places, and their evidence in each context."""
     depth, regions, places = parts[0].depth, parts[0].regions, {}
     if has_shapes(parts[0], number):
         # The region of each pixel, as the map of the regions' numbers.
@@ -376,11 +377,11 @@ def _part_header(
     columns: list[int],
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
-    """What regions say in one context: scores as differences from those before the change."""
+    """The scores of regions in one context, minus those before the change."""
     context, measure = CONTEXTS[part.context], part.outputs.measure
     reference = in_double(part.reference[number, columns]).detach().cpu()
     scores = in_double(part.scores[number][:, columns]).detach().cpu().T
-    # A region speaks for what is lost without it, and for what it adds by itself.
+    # The evidence of a region is what is lost without it, or gained by it.
     sign = -1 if context.removes else 1
     known: dict[str, Any] = {
         "context": part.context,
@@ -426,15 +427,15 @@ def _listed(
     column: int,
     second: int | None = None,
 ) -> dict[str, list[dict[str, Any]]] | None:
-    """The strongest regions for an output and against it, with what is said of each; None for
-    evidence that is not finished, of which the page makes its own list."""
+    """The strongest regions for an output and against it, with their answers; None for unfinished
+    evidence, of which the page makes its own list."""
     if not all(bool(part.scores[number].isfinite().all()) for part in evidence.parts):
         return None
 
     def place_of(region: StrongRegion) -> dict[str, Any]:
         regions = cast(Regions, region.regions)
         whole = pixels_of(regions, number, region.number, region.pixels.shape)
-        # The pixels that it is listed without, as others have them, in reading order.
+        # Its pixels that belong to regions listed before, in reading order.
         lost = np.flatnonzero(whole & ~region.pixels).tolist()
         return {"group": places[regions], "region": region.number, "lost": lost}
 
@@ -444,7 +445,7 @@ def _listed(
 def _test_header(
     evidence: WindowEvidence, number: int, columns: list[int], first: int, test: SelfTest | bool
 ) -> dict[str, Any] | None:
-    """The test of the map of the class shown at first, or why there is none."""
+    """The test of the map of the first class, or why there is none."""
     if test is True:
         if evidence.ask is None:
             return None
@@ -477,7 +478,7 @@ def _test_header(
 
 
 def _rows(before: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each setting as a name and a text; tables within tables get joined names."""
+    """Each setting as a name and a text; nested names are joined."""
     for name, value in settings.items():
         whole = f"{before} {name}".strip().replace("_", " ")
         if isinstance(value, Mapping):

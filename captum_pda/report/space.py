@@ -1,4 +1,4 @@
-"""The report of a signal or a volume: what Python worked out, and a page to move through it."""
+"""The report of a signal or a volume: its data, and a page to move through it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = Page(
     "base report space",
     "block elements numbers colours curves shared space",
 )
-#: Of larger volumes every second voxel is shown, or every third.
+#: Of larger volumes every second or third voxel is shown.
 MOST_VOXELS = 2**21
 #: The side of the small picture of a signal, in pixels.
 SIGNAL_SIDE = 160
@@ -47,7 +47,7 @@ def space_header(
     spacing: Any,
     n_listed: int,
 ) -> tuple[dict[str, Any], Bytes]:
-    """What the page shows of a signal or a volume, and a small picture. Maps are those of all
+    """The data of a signal or a volume for the page, and a small picture. Maps are those of all
     regions and questions, one for each class."""
     example = evidence.inputs[0][number].detach().cpu()
     dims, space = example.dim() - 1, tuple(example.shape[1:])
@@ -61,7 +61,7 @@ def space_header(
         own_map = in_double(evidence.map(column, None, number)).detach().cpu().numpy()
         maps.append(own_map[thin])
         kinds = strongest_regions(evidence, column, n_listed, example=number)
-        # The page knows the voxels of a region by a number, those against behind those for.
+        # The number of the region of each voxel, those against after those for.
         label = np.zeros(space, dtype=np.uint8)
         for against, regions in enumerate(kinds):
             for place, region in enumerate(regions):
@@ -102,7 +102,7 @@ def space_header(
 def told(
     kinds: Sequence[Sequence[StrongRegion]], place_of: Callable[[StrongRegion], dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """What a page says of the regions for an output and against it, and where they lie."""
+    """The texts about the regions for an output and against it, and their places."""
     return {
         kind: [
             {

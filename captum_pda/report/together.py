@@ -1,4 +1,4 @@
-"""The part of a page that tells what pairs of regions say together."""
+"""The part of a page about the interactions of regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def together_header(
     example: int,
     labels: Sequence[str] | None,
 ) -> dict[str, Any] | None:
-    """The regions, what is lost without each, and every pair; None where nothing was asked."""
+    """The regions, what is lost without each, and all pairs; None without interactions."""
     if interactions is None:
         return None
     game = interactions.coalitions

@@ -1,9 +1,8 @@
-"""Pictures of evidence, in the shape of Captum's visualizers.
+"""Pictures of evidence, with the interface of Captum's visualizers.
 
-Captum's ``visualize_image_attr`` normalises every map by itself, adds the channels up (a PDA map
-has one value for all channels of a pixel) and cannot draw a map of zeros. These functions draw the
-values as they are: red speaks for the class, blue against it, and the colour bar is in bits. Over
-an image, nothing is drawn where nothing is said.
+Captum's ``visualize_image_attr`` normalises every map, sums the channels (which are equal in PDA
+maps) and cannot draw a map of zeros. These functions draw the values themselves: red for the class,
+blue against it, with a colour bar in bits. Over an image, zero is transparent.
 """
 
 from captum_pda.visualization.drawing import evidence_scale

@@ -1,4 +1,4 @@
-"""What every picture is made with: from tensors to a map and an image, colours and figures."""
+"""What all pictures share: conversions of maps and images, colours and figures."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Image: TypeAlias = Tensor | npt.NDArray[Any]
 #: A mean or std: one number for all channels or one for each.
 Numbers: TypeAlias = float | Sequence[float] | None
 
-#: How many channels an image can have for its first or last axis to be taken for them.
+#: The numbers of channels by which the first or last axis of an image is identified.
 USUAL_CHANNELS = (1, 3, 4)
 
 
 def evidence_scale(*attributions: Image) -> float:
-    """The largest absolute value in any of the maps: a scale to share; 1 if all are 0."""
+    """The largest absolute value in any of the maps, as a common scale; 1 if all are 0."""
     return checked_scale(None, *(evidence_map(attribution) for attribution in attributions))
 
 
 def checked_scale(scale: float | None, *maps: Floats) -> float:
-    """The scale that was asked for, or the largest absolute value in any of the maps."""
+    """The given scale, or the largest absolute value in any of the maps."""
     if scale is not None:
         if not 0 < scale < math.inf:
             raise ValueError(
@@ -52,11 +52,8 @@ def checked_scale(scale: float | None, *maps: Floats) -> float:
 
 
 def evidence_map(attribution: Image, dims: int = 2) -> Floats:
-    """The map of one example, (*space).
-
-    All channels of a pixel share one value in a PDA map, and that is the value drawn. Where
-    channels differ, as in a pixelwise map, they are added up.
-    """
+    """The map of one example, (*space): the value of all channels, or their sum if they differ, as
+    in a pixelwise map."""
     values = to_channels_last("attribution", attribution, dims)
     first = values[..., :1]
     if np.array_equal(values, np.broadcast_to(first, values.shape), equal_nan=True):
@@ -66,10 +63,10 @@ def evidence_map(attribution: Image, dims: int = 2) -> Floats:
 
 
 def picture(image: Image, mean: Numbers = None, std: Numbers = None, dims: int = 2) -> Floats:
-    """An image as it can be shown: (*space, C) with values from 0 to 1.
+    """An image for display, (*space, C) with values from 0 to 1.
 
-    With ``mean`` and ``std``, x * std + mean. Bytes are divided by 255; other values that lie
-    outside 0 to 1 are stretched so that the lowest is black and the highest white.
+    With ``mean`` and ``std``, x * std + mean. Bytes are divided by 255; other values outside of 0
+    to 1 are stretched from black to white.
     """
     values = unnormalised(to_channels_last("image", image, dims), mean, std)
     if mean is not None:
@@ -134,8 +131,8 @@ def to_channels_last(name: str, given: Image, dims: int = 2) -> Floats:
 
 
 def picture_of_map(image: Image, space: Sequence[int], mean: Numbers, std: Numbers) -> Floats:
-    """The image as it can be shown, if it has the shape of its map: of one dimension, the values of
-    each channel; of three, in grey unless there are 3 channels."""
+    """The image for display, if it has the shape of its map: for one dimension the values of each
+    channel, for three in grey unless there are 3 channels."""
     dims = len(space)
     if dims == 1:
         shown = unnormalised(to_channels_last("signal", image, 1), mean, std)
@@ -151,16 +148,13 @@ def picture_of_map(image: Image, space: Sequence[int], mean: Numbers, std: Numbe
     return shown
 
 
-#: The colours of what speaks for a class, and against it.
+#: The colours of evidence for a class, and against it.
 FOR, AGAINST = "#b2182b", "#2166ac"
 
 
 def evidence_colormap(opacity: float | None = None) -> Colormap:
-    """Blue through white to red, which colour-blind eyes tell apart too, and grey for NaN.
-
-    With an opacity, colours are transparent at zero and reach it at the ends, so that an image
-    below is seen wherever nothing is said.
-    """
+    """Blue through white to red, which is safe for colour-blind readers, and grey for NaN. With an
+    opacity, colours are transparent at zero and reach it at the ends."""
     strength = np.abs(np.linspace(-1, 1, 257))[:, None]
     ends = np.where(np.arange(257)[:, None] < 128, to_rgb(AGAINST), to_rgb(FOR))
     if opacity is None:
@@ -180,7 +174,7 @@ def draw_map(
 ) -> AxesImage:
     """Draw a map from -scale to scale, over the grey image if there is one."""
     if grey is not None:
-        # Between dark and light grey, so that colours stand out from black and from white.
+        # Between dark and light grey, so that colours are visible on black and on white.
         axes.imshow(0.15 + 0.8 * grey.mean(axis=2), cmap="gray", vmin=0, vmax=1)
     own = evidence_colormap(None if grey is None else alpha_overlay)
     return axes.imshow(
@@ -189,7 +183,7 @@ def draw_map(
         vmin=-scale,
         vmax=scale,
         alpha=None if grey is None or cmap is None else alpha_overlay,
-        # Smoothing would mix evidence for and against into evidence for nothing.
+        # Smoothing would mix evidence for and against.
         interpolation="nearest",
     )
 
@@ -215,8 +209,8 @@ def draw_colorbar(
     label: str,
     own_axes: Axes | None = None,
 ) -> Colorbar:
-    """A colour bar below the axes, or in its own, for maps of one scale; with arrows where values
-    were cut."""
+    """A colour bar below the axes, or in its own, for maps of one scale; with arrows if values were
+    cut."""
     low, high = heat_maps[0].get_clim()
     data = np.concatenate(
         [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]
@@ -225,16 +219,16 @@ def draw_colorbar(
     place: dict[str, Any] = {"cax": own_axes, "orientation": "horizontal"}
     if own_axes is None:
         shrink = 0.8 if len(axes) == 1 else 0.5
-        # A long bar need not be thick.
+        # A long bar may be thin.
         place = {"ax": list(axes), "location": "bottom", "shrink": shrink}
         place["aspect"] = 20 * min(len(axes), 3)
-    # Under one panel, there is room for few numbers.
+    # There is room for few numbers under one panel.
     ticks = MaxNLocator(4 if own_axes is None and len(axes) == 1 else 8)
     return figure.colorbar(heat_maps[0], label=label, extend=ends, ticks=ticks, **place)
 
 
 def finish(axes: Axes, title: str | None) -> None:
-    """No ticks, and a title."""
+    """Remove ticks, and add a title."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.grid(visible=False)
@@ -243,7 +237,7 @@ def finish(axes: Axes, title: str | None) -> None:
 
 
 def new_figure(fig_size: tuple[float, float], use_pyplot: bool) -> Figure:
-    """A figure that makes room for its colour bars and titles."""
+    """A figure with room for its colour bars and titles."""
     make = plt.figure if use_pyplot else Figure
     return make(figsize=fig_size, layout="compressed")
 
@@ -271,7 +265,7 @@ def panels_for(
 
 
 def wrapped(words: Sequence[str], width: int, indent: str = "  ") -> list[str]:
-    """Words in lines of at most this many letters."""
+    """Words in lines of limited length."""
     return [line for each in words for line in textwrap.wrap(each, width, subsequent_indent=indent)]
 
 
@@ -282,7 +276,7 @@ def outline_pixels(
     uncertain: bool = False,
     number: str | None = None,
 ) -> None:
-    """An outline with a white rim around pixels (H, W), and a number where there is most room."""
+    """An outline with a white rim around pixels (H, W), and a number in the middle."""
     inside = np.pad(pixels, 1).astype(float)
     height, width = inside.shape
     lines = axes.contour(
@@ -309,7 +303,7 @@ def innermost(pixels: npt.NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def strongest_place(region: StrongRegion, values: Floats) -> tuple[int, ...]:
-    """The place inside of a region where its map (*space) is strongest, far from the border."""
+    """The place inside a region with the strongest map (*space), far from the border."""
     strength = np.where(region.pixels, np.copysign(1, region.value) * values, -np.inf)
     return innermost(strength >= strength.max())
 
@@ -329,7 +323,7 @@ def mark(axes: Axes, number: str, colour: str, place: Sequence[float], **options
 
 
 def show(wanted: bool = True) -> None:
-    """Show pyplot's figures, where there is something to show them on."""
+    """Show pyplot's figures, if there is a display."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*non-(interactive|GUI)")
         if wanted:

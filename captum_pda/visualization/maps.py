@@ -1,4 +1,5 @@
-"""Maps in their own units: one, several side by side, or every part of one explanation."""
+"""Pictures of maps in their own units: one, several side by side, or the parts of an
+explanation."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from captum_pda.visualization import drawing
 from captum_pda.visualization.drawing import Image, Numbers
 
 METHODS = ("heat_map", "blended_heat_map", "original_image")
-#: Inches of a panel, and how many maps of parts are drawn in a row.
+#: The width of a panel in inches, and the number of maps of parts in a row.
 PANEL_WIDTH, PARTS_IN_ROW = 3.0, 4
 
 
@@ -39,25 +40,23 @@ def visualize_evidence(
     fig_size: tuple[float, float] = (5, 5),
     use_pyplot: bool = True,
 ) -> tuple[Figure, Axes]:
-    """Draw a map as it is: red speaks for the class, blue against it, and zero is white.
+    """Draw a map: red for the class, blue against it, and white for zero.
 
     Args:
-        attribution: a map of one image: a tensor (C, H, W) or (1, C, H, W), or a NumPy array
-            (H, W, C) or (H, W). Channels that all agree, as in every PDA map, count once;
-            others are added up.
+        attribution: a map of one image: a tensor (C, H, W) or (1, C, H, W), or a NumPy array (H, W,
+            C) or (H, W). Equal channels, as in every PDA map, count once; others are summed.
         image: the explained image, in the same forms.
         method: "heat_map", "blended_heat_map" (over the grey image) or "original_image". Default:
-            blended where there is an image.
-        scale: the value that is drawn fully red, and its negative fully blue. Default: the
-            largest absolute value. Values beyond it are cut, and the colour bar gets arrows.
+            blended if there is an image.
+        scale: the value that is fully red, and its negative fully blue. Default: the largest
+            absolute value. Larger values are cut, and the colour bar gets arrows.
         mean, std: the normalisation of the image, to be undone: x * std + mean. Without them,
-            values outside 0 to 1 are stretched from black to white.
-        title: what to write above.
-        measure: the measure of the map, by name or as an object; it labels the colour bar.
+            values outside of 0 to 1 are stretched from black to white.
+        title: the title.
+        measure: the measure of the map, by name or as an object, for the label of the colour bar.
         show_colorbar: whether to draw the colour bar.
-        cmap: a colour map of your own, with zero in its middle.
-        alpha_overlay: how much the strongest evidence covers the grey image, from 0 to 1; zero
-            covers nothing.
+        cmap: another colour map, with zero in its middle.
+        alpha_overlay: the opacity of the strongest evidence over the grey image, from 0 to 1.
         plt_fig_axis: a figure and axes to draw on, instead of new ones.
         fig_size: the size of a new figure.
         use_pyplot: whether a new figure is made by pyplot, and shown.
@@ -120,19 +119,18 @@ def visualize_evidence_multiple(
     """Draw the image, if given, and several maps of it side by side.
 
     Args:
-        attributions: the maps, in a list or as a table of titles and maps; each as for
-            ``visualize_evidence``.
+        attributions: the maps, as a list or a dict by title; each as for ``visualize_evidence``.
         image: the explained image, drawn first. None leaves it out.
-        method: "heat_map" or "blended_heat_map". Default: blended where there is an image.
-        titles: a title for each map, where they come in a list.
-        shared_scale: whether one scale and one colour bar serve all maps, so that colours can be
-            compared; otherwise each map has its own.
-        scale: the value that is drawn fully red in all maps. Default: the largest absolute value.
-        image_title: what to write above the image.
-        n_columns: how many to draw in a row. Default: all.
+        method: "heat_map" or "blended_heat_map". Default: blended if there is an image.
+        titles: the titles of a list of maps.
+        shared_scale: whether all maps have one scale and one colour bar, so that colours can be
+            compared; otherwise each has its own.
+        scale: the value that is fully red in all maps. Default: the largest absolute value.
+        image_title: the title of the image.
+        n_columns: the number of panels in a row. Default: all.
         plt_fig_axis: a figure and a list of axes to draw on, one for the image and one for each
             map.
-        fig_size: the size of a new figure. Default: 3 inches wide a panel.
+        fig_size: the size of a new figure. Default: 3 inches per panel.
         mean, std, measure, show_colorbar, cmap, alpha_overlay, use_pyplot: as for
             ``visualize_evidence``.
 
@@ -200,20 +198,20 @@ def visualize_evidence_parts(
     title: str = "the photo",
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the map of each size, context and depth beside the photo and the map of them all.
+    """Draw the image, the combined map, and the map of each size, context and depth.
 
-    Larger regions hold more bits, so each map has its own scale. Titles say what a map shows.
+    Each map has its own scale, because larger regions have more bits. Titles name the parts.
 
     Args:
         evidence: the evidence of one image with two spatial dimensions.
-        target: the output to ask about.
-        rather_than: another output, to draw what speaks for ``target`` rather than for that.
-        image: what to show below the maps. Default: the explained input.
-        title: what to write above the photo.
+        target: the output.
+        rather_than: another output, to draw the evidence for ``target`` rather than it.
+        image: the image below the maps. Default: the explained input.
+        title: the title of the image.
         mean, std, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
-        The figure and its axes: the photo, the map of all parts, then one for each part.
+        The figure and its axes: the image, the combined map, then one for each part.
 
     Example::
 

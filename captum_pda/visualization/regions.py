@@ -1,4 +1,4 @@
-"""The regions that say most, the test of the map, and the picture that shows both beside it."""
+"""Pictures of the strongest regions, of the test of the map, and of both with the map."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from captum_pda.visualization.space import (
     signal_height,
 )
 
-#: How many letters of a title fit above a panel, and of words in an inch.
+#: The number of letters of a title above a panel, and of letters per inch.
 TITLE_LETTERS, LETTERS_PER_INCH = 40, 14.5
-#: Inches of the colour bar below the maps.
+#: The height of the colour bar below the maps, in inches.
 BAR_HEIGHT = 0.12
 
 
@@ -49,16 +49,16 @@ def visualize_strongest_regions(
 ) -> tuple[Figure, list[Axes]]:
     """Draw the regions with the strongest evidence for a class (red) and against it (blue).
 
-    The first panel shows where they lie; the others look at each closely with its surroundings,
-    those that speak for the class above and those against it below, the strongest first.
+    The first panel shows their places; the others show each with its surroundings, those for the
+    class above and those against it below, the strongest first.
 
     Args:
         evidence: of images with two spatial dimensions.
-        target: the output to ask about.
-        image: what to show. Default: the explained input.
-        n: how many regions of each kind; fewer are drawn where fewer say anything.
-        title: what to write above the first panel.
-        example: which one, where the evidence is of several.
+        target: the output.
+        image: the image to show. Default: the explained input.
+        n: the number of regions of each kind; there may be fewer.
+        title: the title of the first panel.
+        example: the number of an example in a batch.
         mean, std, fig_size, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
@@ -109,7 +109,7 @@ def visualize_self_test(
     """Draw the prediction with the strongest pixels hidden, and with only them shown.
 
     Args:
-        test: what ``evidence.self_test(target)`` returned.
+        test: the result of ``evidence.self_test(target)``.
         plt_fig_axis, fig_size, use_pyplot: as for ``visualize_evidence``.
     """
     figure, (axes,) = drawing.panels_for(plt_fig_axis, 1, fig_size, use_pyplot)
@@ -151,25 +151,25 @@ def visualize_explanation(
 ) -> tuple[Figure, list[Axes]]:
     """Draw one explanation: the input with its strongest regions, the map, and the map's test.
 
-    A signal is drawn with a line for each channel over a background coloured by its evidence, a
-    volume by the three slices that meet in its strongest region.
+    A signal has a line for each channel over a background coloured by its evidence, a volume the
+    three slices that meet in its strongest region.
 
     Args:
         evidence: of images, signals or volumes.
-        target: the output to ask about. Default: the most probable one.
-        rather_than: another output, to draw what speaks for ``target`` rather than for that.
-        name: what the output is called. Default: its number and its probability.
-        n: how many regions of each kind to outline.
-        test: the map's own test; True makes it, with about 40 passes, where the evidence has a
-            model to ask, and False leaves it out. A map of one output rather than another has none.
-        example: which one, where the evidence is of several.
+        target: the output. Default: the most probable one.
+        rather_than: another output, to draw the evidence for ``target`` rather than it.
+        name: the name of the output. Default: its number and its probability.
+        n: the number of outlined regions of each kind.
+        test: the map's test; True makes it, with about 40 passes, if the evidence has a model, and
+            False leaves it out. There is none for one output rather than another.
+        example: the number of an example in a batch.
         spacing: the extent of a voxel along each axis of a volume, such as (3.0, 0.7, 0.7) mm, or
             the time between two samples of a signal.
         note: a last line below the picture, such as the settings.
         mean, std, scale, use_pyplot: as for ``visualize_evidence``.
 
     Returns:
-        The figure and its axes: input, map and, where there is one, test.
+        The figure and its axes: input, map and, if there is one, test.
 
     Example::
 
@@ -265,8 +265,8 @@ def visualize_explanation(
 def regions_in_words(
     measure: Measure, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
 ) -> list[str]:
-    """A line for each region, with its number, its kind, and the answer to each question; if there
-    is no region, a line that says so."""
+    """A line for each region, with its number, its kind, and the answer to each question; or a line
+    that there is none."""
     within = f", to within {LEAST_BITS} bits" if measure.unit == "bits" else ""
     return [
         f"{number} ({kind}) {region}"
@@ -278,14 +278,14 @@ def regions_in_words(
 def draw_outlines(
     axes: Axes, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
 ) -> None:
-    """Outline regions in their own shape, those for in red and those against in blue."""
+    """Outline regions in their own shape, red for the class and blue against it."""
     for regions, colour in ((speak_for, FOR), (speak_against, AGAINST)):
         for number, region in enumerate(regions, start=1):
             drawing.outline_pixels(axes, region.pixels, colour, region.uncertain, str(number))
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
-    """Draw a region and half as much again on every side."""
+    """Draw a region with its surroundings."""
     drawing.draw_picture(axes, shown)
     drawing.outline_pixels(axes, region.pixels, colour, region.uncertain)
     ends = []

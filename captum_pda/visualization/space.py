@@ -1,4 +1,4 @@
-"""Pictures of inputs that are not images: signals of one dimension and volumes of three."""
+"""Pictures of signals and volumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from captum_pda.visualization.drawing import AGAINST, FOR, Floats, Numbers
 
 #: The most channels of a signal that are drawn.
 MOST_CHANNELS = 16
-#: Names of the axes of a volume, as they are titled.
+#: The names of a volume's axes in titles.
 AXES = ("slice", "row", "column")
 
 
@@ -38,8 +38,8 @@ def visualize_signal(
     """Draw a signal with a line for each channel, over a background coloured by its evidence.
 
     Args:
-        attribution, signal: the map of one signal, (C, T) or (1, C, T), and the signal itself.
-        spacing: the time between two samples; the axis counts samples without it.
+        attribution, signal: the map of one signal, (C, T) or (1, C, T), and the signal.
+        spacing: the time between two samples. Default: the axis counts samples.
         scale, mean, std, title, measure, plt_fig_axis, fig_size, use_pyplot: as for
             ``visualize_evidence``.
 
@@ -72,13 +72,12 @@ def visualize_volume(
     fig_size: tuple[float, float] | None = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw three orthogonal slices of a volume: as they are, and below with their evidence.
+    """Draw three orthogonal slices of a volume, without and with their evidence.
 
     Args:
-        attribution, volume: the map of one volume, (C, D, H, W) or (1, C, D, H, W), and the volume
-            itself.
-        at: the voxel (slice, row, column) that the slices meet in. Default: where the absolute
-            evidence is largest.
+        attribution, volume: the map of one volume, (C, D, H, W) or (1, C, D, H, W), and the volume.
+        at: the voxel (slice, row, column) in which the slices meet. Default: the one with the
+            largest absolute evidence.
         spacing: the extent of a voxel along each axis, such as (3.0, 0.7, 0.7) mm.
         scale, mean, std, title, measure, fig_size, use_pyplot: as for ``visualize_evidence``.
 
@@ -139,7 +138,7 @@ def draw_signal(
 
 
 def mark_spans(axes: Axes, kinds: Sequence[Sequence[StrongRegion]], spacing: Any = None) -> None:
-    """Mark where the strongest regions of a signal lie: a number above it, and their borders."""
+    """Mark the strongest regions of a signal: a number above each, and its borders."""
     (step,) = checked_spacing(spacing, 1)
     above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "annotation_clip": False}
     for regions, colour in zip(kinds, (FOR, AGAINST), strict=True):
@@ -161,8 +160,8 @@ def draw_slices(
     values: Floats | None = None,
     scale: float = 1.0,
 ) -> list[AxesImage]:
-    """Draw the slices of a volume (D, H, W, C) that meet in a voxel, with cross-hairs: with the
-    outlines of regions for and against, or with a map (D, H, W) over the volume in grey."""
+    """Draw the slices of a volume (D, H, W, C) that meet in a voxel, with cross-hairs; with
+    outlines of regions, or with a map (D, H, W) over the grey volume."""
     sides = checked_spacing(spacing, 3)
     drawn = []
     for axis, panel in enumerate(panels):
@@ -190,14 +189,14 @@ def draw_slices(
 
 
 def panel_sizes(shape: tuple[int, ...], spacing: Any) -> tuple[list[float], float]:
-    """Inches of the panels of three slices on one scale: their widths, and the largest height."""
+    """The sizes of the panels of three slices on one scale in inches: widths and largest height."""
     extents = np.multiply(shape, checked_spacing(spacing, 3))
     depth, height, width = 2.6 * extents / extents.max()
     return [max(0.9, one) for one in (width, width, height)], max(0.5, depth, height)
 
 
 def signal_height(shown: Floats) -> float:
-    """Inches for the channels of a signal (T, C)."""
+    """The height of a signal (T, C) in inches."""
     return 0.8 + 0.45 * min(int(shown.shape[1]), MOST_CHANNELS)
 
 

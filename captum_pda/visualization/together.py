@@ -1,4 +1,4 @@
-"""What regions say together: lines between them, a matrix, and the parts that decide an answer."""
+"""Pictures of interactions, as lines and as a matrix, and of the parts that decide an answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from captum_pda.evidence.together import DecidingPart, Interactions
 from captum_pda.visualization import drawing
 from captum_pda.visualization.drawing import AGAINST, FOR, Floats, Image, Numbers
 
-#: The colours of interactions above and below zero: other ones than for and against a class.
+#: The colours of positive and negative interactions, different from those for and against a class.
 COVER, TOGETHER = "#e08214", "#542788"
-#: The width of the line of the strongest pair, and the share of it from which on lines are drawn.
+#: The width of the line of the strongest pair, and the share of it below which no line is drawn.
 WIDEST, LEAST_SHARE = 6.0, 0.1
 
 
@@ -32,19 +32,19 @@ def visualize_interactions(
     fig_size: tuple[float, float] = (9.5, 4.8),
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw what pairs of regions say together, as lines on the photo and as a matrix.
+    """Draw the interactions of pairs of regions, as lines on the photo and as a matrix.
 
-    A region is red where it speaks for the class by itself, and blue where against it: what is lost
-    without it alone. An orange line joins regions with a positive interaction (each covers for the
-    other), and a purple one those with a negative interaction (they speak only together). Where a
-    pair speaks against the class, it is the other way round.
+    A region is red if it has evidence for the class when it is hidden alone, and blue if against
+    it. An orange line joins regions with a positive interaction (each covers for the other), and a
+    purple one those with a negative interaction (they speak only together); for pairs against the
+    class, it is the other way round.
 
     Args:
-        interactions: what ``evidence.interactions`` returned, of an image.
-        target: the output; without one, that of the interactions.
-        image: what to show. Default: the explained input.
-        n: how many pairs have a line at most; weak ones have none.
-        title: what to write above the photo.
+        interactions: the result of ``evidence.interactions`` of an image.
+        target: the output. Default: that of the interactions.
+        image: the image to show. Default: the explained input.
+        n: the maximum number of lines; weak pairs have none.
+        title: the title of the photo.
         plt_fig_axis: a figure and two axes to draw on.
         mean, std, fig_size, use_pyplot: as for ``visualize_evidence``.
 
@@ -108,10 +108,10 @@ def visualize_parts(
     std: Numbers = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the parts that decide an answer: sufficient ones by themselves, necessary ones faded.
+    """Draw the parts that decide an answer: sufficient ones alone, necessary ones faded.
 
     Args:
-        parts: what ``evidence.sufficient`` or ``evidence.necessary`` returned.
+        parts: the result of ``evidence.sufficient`` or ``evidence.necessary``.
         image: the explained image, (C, height, width).
         names: of the classes.
         mean, std, use_pyplot: as for ``visualize_evidence``.

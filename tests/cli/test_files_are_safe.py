@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from PIL import Image
 from captum_pda.cli.folders import is_own
 from captum_pda.cli.main import main
 from captum_pda.datasets.result_folder import settings_in
-from captum_pda.files import remove_parts
+from captum_pda.files import remove_parts, write_whole
 
 TINY = ("--model", "tiny:five", "--method", "efficient", "--no-test", "--window", "8", "--quiet")
 
@@ -166,14 +166,37 @@ def test_a_refused_command_leaves_no_folder_behind():
 # Half-written files
 
 
+def write_slowly(folder, started, go_on):
+    """Hold a half-written file open, as a slow disk would."""
+    fsync = os.fsync
+
+    def wait(number):
+        started.set()
+        go_on.wait(60)
+        fsync(number)
+
+    os.fsync = wait
+    write_whole(Path(folder) / "result.bin", b"whole")
+
+
 def test_a_second_job_leaves_what_the_first_is_writing():
+    context = multiprocessing.get_context("fork")
+    started, go_on = context.Event(), context.Event()
     Path("out").mkdir()
-    parts = [Path(f"out/.{digit * 32}.part") for digit in "01"]
-    for part, seconds in zip(parts, (10, 10_000), strict=True):
-        part.write_bytes(b"half")
-        os.utime(part, (time.time() - seconds,) * 2)
-    remove_parts(Path("out"))
-    assert [part.exists() for part in parts] == [True, False]
+    abandoned = Path(f"out/.{'0' * 32}.part")
+    abandoned.write_bytes(b"half")
+    job = context.Process(target=write_slowly, args=("out", started, go_on))
+    job.start()
+    try:
+        assert started.wait(60)
+        remove_parts(Path("out"))
+        assert len(list(Path("out").glob(".*.part"))) == 1
+        assert not abandoned.exists()
+    finally:
+        go_on.set()
+        job.join(60)
+    assert Path("out/result.bin").read_bytes() == b"whole"
+    assert not list(Path("out").glob(".*.part"))
 
 
 # Old results are read in bounded memory
