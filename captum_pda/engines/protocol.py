@@ -17,6 +17,8 @@ from captum_pda.regions.protocol import Windows
 #: what the C library asks the system for anew each time (benchmarks/SPEED.md), or 111 elsewhere.
 VALUES_PER_BATCH = {"cpu": 3 * 2**18, "other": 2**24}
 LARGEST_BATCH = 1024
+#: The layout with the channels last, by the number of dimensions.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 #: From the numbers of some rows to what is kept of each, (rows, columns).
 RunBatch: TypeAlias = Callable[[range], Tensor]
@@ -56,6 +58,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
     )
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """The same maps with the channels last in memory, where PyTorch has such a format."""
+    layout = CHANNELS_LAST.get(maps.dim())
+    return maps if layout is None else maps.contiguous(memory_format=layout)
 
 
 class BatchLoop:
