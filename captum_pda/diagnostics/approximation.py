@@ -373,15 +373,10 @@ def activation_statistics(
         seen.append(value.clone() if isinstance(value, Tensor) else value)
 
     def units(*given: Any) -> Tensor:
-        register = (
-            layer.register_forward_hook if of == "output" else layer.register_forward_pre_hook
-        )
-        hook = register(record)
         seen.clear()
-        try:
+        kind = "register_forward_hook" if of == "output" else "register_forward_pre_hook"
+        with getattr(layer, kind)(record):
             pda.forward_func(*given)
-        finally:
-            hook.remove()
         if not seen or not isinstance(seen[-1], Tensor):
             found = f"has no tensor as its {of}" if seen else "was not called by the model"
             raise ValueError(

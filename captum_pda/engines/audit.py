@@ -16,16 +16,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from captum_pda import device_sync
-from captum_pda.engines.incremental.cache import channels_last
-from captum_pda.engines.incremental.engine import PreparedIncremental
 from captum_pda.engines.protocol import (
     Advance,
     Audit,
     BatchLoop,
     BatchSize,
     Forward,
-    PreparedEngine,
+    PreparedBatches,
     Read,
+    channels_last,
 )
 from captum_pda.errors import warn_user
 from captum_pda.regions.protocol import Windows
@@ -43,15 +42,6 @@ TIMES_ROUNDING = 16.0
 NOISY_ROUNDING = 0.25
 #: The precision of quantised activations.
 EIGHT_BITS = 2.0**-8
-
-
-def audited(
-    prepared: PreparedEngine, forward: Forward, example: Tensor, batch_size: BatchSize
-) -> PreparedEngine:
-    """The prepared engine, with an audit if it is an incremental one."""
-    if isinstance(prepared, PreparedIncremental):
-        return AuditedEngine(prepared, forward, example, batch_size)
-    return prepared
 
 
 def warn_of_disagreement(audit: Audit | None) -> None:
@@ -76,20 +66,15 @@ def warn_of_rounding(audit: Audit | None) -> None:
         )
 
 
-class AuditedEngine:
-    """An incremental engine for one example that is compared with the dense one."""
+class AuditedBatches(PreparedBatches):
+    """Batches of an engine for one example that can compare itself with the dense one."""
 
     def __init__(
-        self,
-        prepared: PreparedIncremental,
-        forward: Forward,
-        example: Tensor,
-        batch_size: BatchSize,
+        self, forward: Forward, example: Tensor, batch_size: BatchSize, times: int
     ) -> None:
-        self.prepared = prepared
-        self._forward = forward
-        self._example = example
-        self._loop = BatchLoop(batch_size, example)
+        super().__init__(BatchLoop(batch_size, example, times))
+        self._forward, self._example = forward, example
+        self._dense_loop = BatchLoop(batch_size, example)
         self._random: np.random.Generator | None = None
         self._read: Read
         #: The scores (copies, columns) since the last audit, by the shape of the windows.
@@ -97,12 +82,8 @@ class AuditedEngine:
         #: The copies with the largest random keys of each shape: key, shape, copy and scores.
         self._picked: list[tuple[float, Hashable, Tensor, Tensor]] = []
 
-    @property
-    def unfinished(self) -> Tensor | None:
-        return self.prepared.unfinished
-
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
-        scores = self.prepared.scores(grid, fills, read, advance)
+        scores = super().scores(grid, fills, read, advance)
         self._read = read
         if self._random is None:
             # Different windows for each example, but the same ones whenever it is explained again.
@@ -157,14 +138,14 @@ class AuditedEngine:
 
         def run_batch(rows: range) -> Tensor:
             some = copies[rows.start : rows.stop]
-            outputs = self._forward(channels_last(some) if self._loop.channels_last else some)
+            outputs = self._forward(channels_last(some) if self._dense_loop.channels_last else some)
             scores = self._read(outputs)
             for values in (outputs.detach(), scores):
                 eps = torch.finfo(torch.promote_types(values.dtype, torch.float32)).eps
                 units.append(eps * values.abs().nan_to_num(0, 0, 0).max().float())
             return scores
 
-        return self._loop.run(len(copies), run_batch), torch.stack(units).max()
+        return self._dense_loop.run(len(copies), run_batch), torch.stack(units).max()
 
     def _rounding(self, copies: Tensor, expected: Tensor, size: Tensor) -> Tensor:
         """The effect of rounding on these scores, as a fraction of ``size``, (columns,): each copy

@@ -6,16 +6,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from captum_pda import device_sync
-from captum_pda.engines.audit import AuditedEngine
 from captum_pda.engines.dense import DenseEngine
-from captum_pda.engines.incremental.engine import IncrementalEngine
+from captum_pda.engines.incremental.engine import IncrementalEngine, PreparedIncremental
 from captum_pda.engines.protocol import (
     Advance,
     Audit,
@@ -32,9 +31,8 @@ from captum_pda.model.inputs import check_choice
 from captum_pda.regions.protocol import Integers, Windows
 
 ENGINES = ("auto", "dense", "incremental")
-Prepared: TypeAlias = PreparedBatches | AuditedEngine
-#: The copies on which the dense engine is timed, and which the incremental engine runs before it is
-#: timed, because its first batch also computes the maps of the unperturbed example.
+#: Copies that the dense engine is timed on, and that the incremental engine runs before it is
+#: timed, since its first batch computes the maps of the unperturbed example.
 PROBE = 4
 #: The most copies that are timed; with fewer copies a probe would be a large part of the call.
 FEWEST_COPIES = 64
@@ -76,13 +74,13 @@ class PreparedAuto:
         self._arguments = (forward, example, batch_size)
         self._kind = (example.shape, example.dtype, example.device)
         self._dense = DenseEngine().prepare(*self._arguments)
-        self._incremental: AuditedEngine | None = None
+        self._incremental: PreparedIncremental | None = None
         self._copies: Counter[tuple[int, ...]] = Counter()
         #: The time of a dense copy; None until it is measured.
         self._dense_seconds: float | None = None
         #: While windows run: the numbers of those that are done, and their scores.
         self._found: list[tuple[Integers, Tensor]] = []
-        self._running: tuple[Prepared, Integers] | None = None
+        self._running: tuple[PreparedBatches, Integers] | None = None
         self._n_windows = 0
 
     @property
@@ -106,8 +104,8 @@ class PreparedAuto:
         # Windows in the middle are run and timed first.
         waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
 
-        def run(engine: Prepared, n_copies: int | None = None) -> float:
-            """Run some windows, by default all that are left; returns the time per copy."""
+        def run(engine: PreparedBatches, n_copies: int | None = None) -> float:
+            """Run some windows, by default all that are left; the time that a copy takes."""
             nonlocal waiting
             numbers = waiting[: -(-n_copies // len(fills))] if n_copies else np.sort(waiting)
             if not len(numbers):
@@ -158,10 +156,9 @@ class PreparedAuto:
         report = self._auto.choices[self._kind] = EngineReport("dense", reason)
         return report
 
-    def _incremental_engine(self) -> AuditedEngine:
+    def _incremental_engine(self) -> PreparedIncremental:
         if self._incremental is None:
-            prepared = IncrementalEngine().prepare(*self._arguments)
-            self._incremental = AuditedEngine(prepared, *self._arguments)
+            self._incremental = IncrementalEngine().prepare(*self._arguments)
         return self._incremental
 
     def _choice(
@@ -192,7 +189,7 @@ class PreparedAuto:
         chosen, reason = "incremental", "it is faster here"
         if speed_up < MIN_SPEED_UP:
             chosen, reason = "dense", "the incremental engine is no faster here"
-        choices[key] = EngineReport(chosen, reason, speed_up, dict(engine.prepared.went_dense))
+        choices[key] = EngineReport(chosen, reason, speed_up, dict(engine.went_dense))
         return choices[key]
 
 

@@ -13,6 +13,7 @@ from captum_pda.engines.protocol import (
     PreparedBatches,
     Read,
     RunBatch,
+    channels_last,
 )
 from captum_pda.regions.protocol import Windows
 
@@ -39,28 +40,17 @@ class PreparedDense(PreparedBatches):
 
     def __init__(self, forward: Forward, example: Tensor, batch_size: BatchSize) -> None:
         super().__init__(BatchLoop(batch_size, example))
-        self._forward = forward
-        self._shape = example.shape[1:]
-        # Channels last: the values of a pixel lie side by side in memory.
-        self._example = example.flatten(2).transpose(1, 2).contiguous()
+        self._forward, self._example = forward, example
 
     def _batches(self, grid: Windows, fills: Tensor, read: Read) -> RunBatch:
-        pixels, values = grid.pixels(fills.device), fills.flatten(2).transpose(1, 2)
+        pixels, values = grid.pixels(fills.device), fills.flatten(2)
 
         def run_batch(rows: range) -> Tensor:
-            picked = torch.arange(rows.start, rows.stop, device=values.device)
-            copies = self._perturb(pixels[picked % len(pixels)], values[picked])
+            own = values[rows.start : rows.stop]
+            places = pixels[torch.arange(rows.start, rows.stop, device=own.device) % len(pixels)]
+            copies = self._example.repeat(len(rows), *(1 for _ in self._example.shape[1:]))
+            copies.view(*own.shape[:2], -1).scatter_(2, places.unsqueeze(1).expand_as(own), own)
+            copies = channels_last(copies) if self._loop.channels_last else copies
             return read(self._forward(copies))
 
         return run_batch
-
-    def _perturb(self, pixels: Tensor, values: Tensor) -> Tensor:
-        """Copies of the example with these pixels (rows, P) replaced by values (rows, P, C)."""
-        rows, n_pixels, n_channels = len(pixels), *self._example.shape[1:]
-        copies = self._example.repeat(rows, 1, 1)
-        first = torch.arange(rows, device=pixels.device).unsqueeze(1) * n_pixels
-        copies.view(-1, n_channels).index_copy_(
-            0, (first + pixels).reshape(-1), values.reshape(-1, n_channels)
-        )
-        images = copies.view(rows, *self._shape[1:], n_channels).movedim(-1, 1)
-        return images if self._loop.channels_last else images.contiguous()

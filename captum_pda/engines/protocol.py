@@ -17,6 +17,8 @@ from captum_pda.regions.protocol import Windows
 #: at which the C library allocates memory anew each time (benchmarks/SPEED.md), elsewhere 111.
 VALUES_PER_BATCH = {"cpu": 3 * 2**18, "other": 2**24}
 LARGEST_BATCH = 1024
+#: The layout with the channels last, by the number of dimensions.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 #: From the numbers of some rows to their results, (rows, columns).
 RunBatch: TypeAlias = Callable[[range], Tensor]
@@ -55,6 +57,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         "out of memory" in text or "can't allocate memory" in text or "alloc_failed" in text
     )
+
+
+def channels_last(maps: Tensor) -> Tensor:
+    """The same maps with the channels last in memory, where PyTorch has such a format."""
+    layout = CHANNELS_LAST.get(maps.dim())
+    return maps if layout is None else maps.contiguous(memory_format=layout)
 
 
 class BatchLoop:

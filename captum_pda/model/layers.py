@@ -14,10 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook
 
 from captum_pda._torch import without_compiler
 from captum_pda.model.call import ModelCall, copied
@@ -119,15 +116,9 @@ class Layer:
             n_visits += 1
             return exchange(seen[-1])
 
-        if self.at_input:
-            handle = self.module.register_forward_pre_hook(hook)
-        else:
-            handle = self.module.register_forward_hook(hook)
-        try:
-            with without_compiler():
-                yield
-        finally:
-            handle.remove()
+        kind = "register_forward_pre_hook" if self.at_input else "register_forward_hook"
+        with getattr(self.module, kind)(hook), without_compiler():
+            yield
         if n_passes and not n_visits:
             raise ValueError(
                 f"layer {self.name!r} is not called when the model runs; choose a layer of this "
@@ -151,12 +142,11 @@ def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Modu
     is_reached = False
     thread = threading.get_ident()
 
-    def enter(module: nn.Module, _: Any) -> None:
-        if threading.get_ident() == thread:
-            calls[module] += 1
-
     def leave(module: nn.Module, _: Any, output: Any) -> None:
-        if threading.get_ident() != thread or is_reached:
+        if threading.get_ident() != thread:
+            return
+        calls[module] += 1
+        if is_reached:
             return
         for inner in module.modules():  # itself among them
             kept.pop(inner, None)
@@ -169,15 +159,13 @@ def kept_outputs(layer: Layer, model: nn.Module | None) -> Iterator[dict[nn.Modu
 
     with ExitStack() as hooks:
         if model is None:
-            handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+            hooks.enter_context(register_module_forward_hook(leave))
         else:  # compiled modules warn of hooks of all modules
-            handles = [one.register_forward_pre_hook(enter) for one in model.modules()]
-            handles += [one.register_forward_hook(leave) for one in model.modules()]
-        for handle in handles:
-            hooks.callback(handle.remove)
+            for module in model.modules():
+                hooks.enter_context(module.register_forward_hook(leave))
         hooks.enter_context(layer.exchanged(reach))
         yield kept
-    for module in [module for module in kept if calls[module] > 1]:
+    for module in [one for one in kept if calls[one] > 1]:
         del kept[module]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -29,9 +29,8 @@ from captum_pda.engines import (
     BatchSize,
     DenseEngine,
     EngineReport,
-    PreparedEngine,
 )
-from captum_pda.engines.audit import audited, warn_of_disagreement
+from captum_pda.engines.audit import warn_of_disagreement
 from captum_pda.engines.protocol import Advance
 from captum_pda.errors import warn_user
 from captum_pda.files import counted
@@ -141,10 +140,8 @@ class Run:
             for number, part in enumerate(parts)
             for example in examples
         }
-        n_regions = {
-            key: sum(map(len, (b for c in own for b in c.blocks))) for key, own in chunks.items()
-        }
-        # This rank's share of the labels that masks of several tensors have in common.
+        n_regions = {key: sum(len(chunk.own) for chunk in own) for key, own in chunks.items()}
+        # This rank's share of the features that masks of several tensors have in common.
         shared = sorted({label for part in parts for label in part.shared_labels})
         labels = shared[self.ranks.rank :: self.ranks.count]
         n_passes = len(labels) * self.sampling.n_samples * len(examples)
@@ -185,7 +182,6 @@ class Run:
             part.regions,
             example,
             values_per_pixel=n_samples * part.values.shape[1],
-            at_once=max(1, VALUES_PER_CHUNK // (n_samples * self.plan.explained.n_columns)),
             in_batch=max(1, batch_size.rows_for(part.values[:1]) // n_samples),
             ranks=self.ranks,
             left_out=part.shared_labels,
@@ -203,27 +199,28 @@ class Run:
         part = self.plan.parts[next(iter(chunks))]
         place, context, values = part.place, part.context, part.values[example]
         engine = DenseEngine() if self.densely else place.engine
-        forward = partial(part.forward, example)
-        arguments = (forward, context.before(place, values).unsqueeze(0), batch_size)
-        prepared: PreparedEngine = engine.prepare(*arguments)
-        if not isinstance(engine, DenseEngine):
-            prepared = audited(prepared, *arguments)
+        before = context.before(place, values).unsqueeze(0)
+        prepared = engine.prepare(partial(part.forward, example), before, batch_size)
         explained = self.plan.explained
         sampling = self.sampling.in_context(context)
         enough = partial(sampling.stopping.enough, example) if sampling.stopping else None
         read = explained.for_example(example)
-        for number, own in chunks.items():
-            for windows, members, blocks in own:
+        # Whole batches, whose scores fit in memory together.
+        in_batch = max(1, batch_size.rows_for(part.values[:1]) // sampling.n_samples)
+        n_scores = sampling.n_samples * explained.n_columns
+        at_once = in_batch * max(1, VALUES_PER_CHUNK // (n_scores * in_batch))
+        for number, own_chunks in chunks.items():
+            for windows, members, own in own_chunks:
                 boxes, fills = context.changed(
                     place, values, windows, replace(sampling, part=number)
                 )
                 numbers = torch.from_numpy(members).to(fills.device)
-                for block in blocks:
-                    some = slice(block.start, block.stop)
+                for first in own[::at_once]:
+                    some = slice(first, min(first + at_once, own.stop))
                     for finished, samples in score_regions(
                         prepared, boxes[some], fills[:, some], read, advance, enough
                     ):
-                        regions = numbers[finished + block.start]
+                        regions = numbers[finished + first]
                         self.known[number].put(example, regions, samples, explained.kind)
         audit: Audit = getattr(prepared, "audit", Audit)()
         return audit
@@ -264,19 +261,18 @@ class Run:
 
 
 class Chunk(NamedTuple):
-    """Regions that are filled together: windows, their numbers among all regions, and the ranges of
-    them that this rank runs together."""
+    """Regions whose fills are made together: windows, their numbers among all, and this rank's
+    regions, counted in the chunk."""
 
     windows: Windows
     members: Integers
-    blocks: Sequence[range]
+    own: range
 
 
 def rank_chunks(
     regions: Regions,
     example: int,
     values_per_pixel: int,
-    at_once: int,
     in_batch: int,
     ranks: Ranks,
     left_out: frozenset[int] = frozenset(),
@@ -284,9 +280,8 @@ def rank_chunks(
     """This rank's share of the regions of an example: consecutive batches, as many as any other
     rank has, or one less, so that it fills few chunks.
 
-    ``values_per_pixel`` are the values of a fill per pixel, times samples. An engine gets
-    ``at_once`` regions and runs ``in_batch`` of them in a batch. Labels in ``left_out`` are
-    skipped.
+    ``values_per_pixel`` are the numbers in each pixel of a fill, times samples, and ``in_batch``
+    the regions in a batch. Regions of a mask with the labels ``left_out`` are run elsewhere.
     """
     chunks = []
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
@@ -295,21 +290,15 @@ def rank_chunks(
             kept = np.flatnonzero(~np.isin(labels[members], list(left_out)))
             windows, members = windows.pick(kept), members[kept]
         for start, stop in fill_chunks(windows, values_per_pixel):
-            numbers = range(stop - start)
-            blocks = [numbers[first : first + at_once] for first in numbers[::at_once]]
-            chunks.append(Chunk(windows[start:stop], members[start:stop], blocks))
-    n_batches = [[math.ceil(len(block) / in_batch) for block in chunk.blocks] for chunk in chunks]
-    total = sum(map(sum, n_batches))
-    low, high = (total * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
-    own = []
-    for chunk, counts in zip(chunks, n_batches, strict=True):
-        blocks = []
-        for block, count in zip(chunk.blocks, counts, strict=True):
-            blocks.append(block[max(0, low) * in_batch : max(0, high) * in_batch])
-            low, high = low - count, high - count
-        if blocks := [block for block in blocks if block]:
-            own.append(chunk._replace(blocks=blocks))
-    return own
+            chunks.append(Chunk(windows[start:stop], members[start:stop], range(stop - start)))
+    n_batches = [math.ceil(len(chunk.own) / in_batch) for chunk in chunks]
+    low, high = (sum(n_batches) * rank // ranks.count for rank in (ranks.rank, ranks.rank + 1))
+    found = []
+    for chunk, count in zip(chunks, n_batches, strict=True):
+        if own := chunk.own[max(0, low) * in_batch : max(0, high) * in_batch]:
+            found.append(chunk._replace(own=own))
+        low, high = low - count, high - count
+    return found
 
 
 def fill_chunks(windows: Windows, values_per_pixel: int) -> Iterator[tuple[int, int]]:

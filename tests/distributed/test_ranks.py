@@ -39,12 +39,8 @@ def group(rank: int | None):
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])
-@pytest.mark.parametrize(
-    ("per_chunk", "at_once", "in_batch"), [(100, 100, 7), (20, 9, 4), (5, 9, 3)]
-)
-def test_every_window_is_run_once_in_the_batches_of_one_process(
-    count, per_chunk, at_once, in_batch
-):
+@pytest.mark.parametrize(("per_chunk", "in_batch"), [(100, 7), (20, 4), (5, 3)])
+def test_every_window_is_run_once_in_the_batches_of_one_process(count, per_chunk, in_batch):
     grid = WindowGrid((11, 10), (3, 3), (1, 1))
     values_per_pixel = VALUES_PER_CHUNK // (9 * per_chunk)
 
@@ -52,13 +48,10 @@ def test_every_window_is_run_once_in_the_batches_of_one_process(
         found = []
         ranks = Ranks()
         ranks.rank, ranks.count = rank, count
-        for chunk in rank_chunks(grid, 0, values_per_pixel, at_once, in_batch, ranks):
+        for chunk in rank_chunks(grid, 0, values_per_pixel, in_batch, ranks):
             assert len(chunk.windows) <= per_chunk
-            for block in chunk.blocks:
-                numbers = chunk.members[block.start : block.stop].tolist()
-                found += [
-                    tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)
-                ]
+            numbers = chunk.members[chunk.own.start : chunk.own.stop].tolist()
+            found += [tuple(numbers[n : n + in_batch]) for n in range(0, len(numbers), in_batch)]
         return found
 
     alone = batches(0, 1)

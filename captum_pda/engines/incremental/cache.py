@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from captum_pda import _torch
+from captum_pda.engines.protocol import channels_last
 
 Kind = TypeVar("Kind")
 Function = Callable[..., Any]
 
-#: The layout with the channels last, by the number of dimensions.
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-#: Results that were not used for this many batches are dropped. Batches differ in where boxes come
-#: to cover the map, and weights that a model computes anew are used only once.
+#: Batches after which a result that was not used is forgotten. Batches differ in where their boxes
+#: come to cover the map; but weights that a model computes anew are used only once.
 FORGOTTEN_AFTER = 4
 
 
@@ -161,9 +160,3 @@ def _channels_last_result(func: Function, *args: Any, **kwargs: Any) -> Any:
     """Call a function; images are returned with channels last, where pixels are contiguous."""
     result = func(*args, **kwargs)
     return channels_last(result) if isinstance(result, Tensor) else result
-
-
-def channels_last(maps: Tensor) -> Tensor:
-    """The same maps with channels last in memory, if PyTorch has such a format."""
-    layout = CHANNELS_LAST.get(maps.dim())
-    return maps if layout is None else maps.contiguous(memory_format=layout)

@@ -8,18 +8,18 @@ import numpy as np
 from torch import Tensor
 
 from captum_pda._torch import without_compiler
+from captum_pda.engines.audit import AuditedBatches
 from captum_pda.engines.incremental.boxes import Boxed, Span
-from captum_pda.engines.incremental.cache import PassState, channels_last
+from captum_pda.engines.incremental.cache import PassState
 from captum_pda.engines.incremental.tensor import PassFollower, PerturbedTensor
 from captum_pda.engines.protocol import (
-    BatchLoop,
     BatchSize,
     EngineReport,
     Forward,
     IncrementalError,
-    PreparedBatches,
     Read,
     RunBatch,
+    channels_last,
     is_out_of_memory,
 )
 from captum_pda.regions.protocol import Windows
@@ -61,15 +61,14 @@ class IncrementalEngine:
         return PreparedIncremental(forward, example, batch_size, state)
 
 
-class PreparedIncremental(PreparedBatches):
-    """One example, with its unperturbed results."""
+class PreparedIncremental(AuditedBatches):
+    """One example, with what was computed for it unperturbed."""
 
     def __init__(
         self, forward: Forward, example: Tensor, batch_size: BatchSize, state: PassState
     ) -> None:
-        super().__init__(BatchLoop(batch_size, example, BATCHES_OF_DENSE))
-        self._forward = forward
-        self._example = state.cache.own_copy(channels_last(example))
+        super().__init__(forward, example, batch_size, BATCHES_OF_DENSE)
+        self._unperturbed = state.cache.own_copy(channels_last(example))
         self._state = state
 
     @property
@@ -84,12 +83,10 @@ class PreparedIncremental(PreparedBatches):
         corners = grid.corner_array[np.arange(rows.start, rows.stop) % len(grid)]
         spans = tuple(
             Span.of(size, low, low + width)
-            for size, low, width in zip(
-                self._example.shape[2:], corners.T, grid.window, strict=True
-            )
+            for size, low, width in zip(grid.space, corners.T, grid.window, strict=True)
         )
-        space = tuple(range(2, self._example.dim()))
-        boxes = Boxed(channels_last(values[rows.start : rows.stop]), spans, self._example, space)
+        space, own = tuple(range(2, values.dim())), values[rows.start : rows.stop]
+        boxes = Boxed(channels_last(own), spans, self._unperturbed, space)
         state = self._state
         state.start()
         state.channels_last = self._loop.channels_last

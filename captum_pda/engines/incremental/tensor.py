@@ -13,7 +13,6 @@ from torch import Tensor
 from captum_pda import _torch
 from captum_pda.engines.incremental.boxes import Boxed
 from captum_pda.engines.incremental.cache import (
-    CHANNELS_LAST,
     Function,
     PassState,
     find,
@@ -32,7 +31,7 @@ from captum_pda.engines.incremental.rules import (
     pooling,
     shape,
 )
-from captum_pda.engines.protocol import IncrementalError, is_out_of_memory
+from captum_pda.engines.protocol import CHANNELS_LAST, IncrementalError, is_out_of_memory
 
 #: Importing these modules declares their rules.
 DECLARED = (convolution, elementwise, pooling, shape)
