@@ -44,11 +44,13 @@ class EmptyContext:
 
     def __init__(self, prior: Any) -> None:
         self._prior = prior
+        #: By its share of the side, the example that was blurred last, and its blur.
+        self._blurs: dict[float, tuple[Tensor, Tensor]] = {}
 
     def nothing_seen(self, example: Tensor) -> Tensor:
         """An example (C, *space) with everything hidden, of the same shape."""
         if self._prior is None:
-            return blurred(example)
+            return self._blurred(example, BLUR)
         if isinstance(self._prior, type) or not hasattr(self._prior, "nothing_seen"):
             raise TypeError(
                 f"prior={self._prior!r} has no method nothing_seen(example), which "
@@ -84,8 +86,15 @@ class EmptyContext:
         half as much as in ``nothing_seen``, or ``nothing_seen`` of a prior that does not blur."""
         own = getattr(type(self._prior), "nothing_seen", None)
         if self._prior is None or own is BlurredContext.nothing_seen:
-            return blurred(example, BLUR_AROUND_SETS)
+            return self._blurred(example, BLUR_AROUND_SETS)
         return self.nothing_seen(example)
+
+    def _blurred(self, example: Tensor, share: float) -> Tensor:
+        """The blur of an example, computed once for all chunks of its regions."""
+        known = self._blurs.get(share)
+        if known is None or known[0] is not example:
+            known = self._blurs[share] = (example, blurred(example, share))
+        return known[1].clone()  # models may write into their inputs
 
     def seen_together(
         self, example: Tensor, windows: Windows, around: Tensor | None = None
