@@ -58,8 +58,8 @@ def warn_of_disagreement(audit: Audit | None) -> None:
     """Warn that the map is run again."""
     found = f"; {audit}" if audit is not None and audit.n_windows else " on another rank"
     warn_user(
-        "the incremental engine does not find what the dense engine finds, so all windows are run "
-        f"again densely{found}. Pass engine='dense' to silence this and to save the time."
+        "the incremental and the dense engine disagree, so all windows are run again densely"
+        f"{found}. Pass engine='dense' to silence this and to save the time."
     )
 
 

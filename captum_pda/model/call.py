@@ -300,9 +300,9 @@ class ModelCall:
             alone = self.as_given()
         except Exception:  # it may need more than one
             self._batch_size = before
-            warn_user(f"{DEPENDS_ON_BATCH}; so does the map, on its batches")
+            warn_user(f"{DEPENDS_ON_BATCH}; so the map depends on its batches")
             return outputs
-        warn_user(f"{DEPENDS_ON_BATCH}. Each is run by itself, which takes longer")
+        warn_user(f"{DEPENDS_ON_BATCH}. Copies are run one at a time, which is slower")
         return alone
 
     def _find_batch_size(self, outputs: Tensor, n_rows: int, error: Exception) -> None:
@@ -313,8 +313,8 @@ class ModelCall:
             if self._mismatch(outputs, size) is None:
                 how = "one example" if size == 1 else f"batches of exactly {size} examples"
                 warn_user(
-                    f"the model takes {how}, and fails with {n_rows} ({reason}); so that is how "
-                    "copies are run"
+                    f"the model takes {how}, and fails with {n_rows} ({reason}); copies are run "
+                    "in this way"
                 )
                 return
         self._batch_size = None
@@ -347,12 +347,11 @@ class ModelCall:
                 suspects.append(f"additional_forward_args[{number}] (a {kind} of shape {shapes})")
         if suspects:
             raise ValueError(
-                f"an example gives something else by itself than among the {len(self.inputs[0])} "
-                f"examples that were given, because of {' and '.join(suspects)}. A tensor goes "
-                "with the examples if it is an argument of its own, not inside another, and its "
-                "first dimension is the batch; pass what belongs to each example so, and put the "
-                "rest into the model with functools.partial or a lambda. Or explain one example at "
-                "a time"
+                f"the model's outputs for an example alone and among all {len(self.inputs[0])} "
+                f"differ because of {' and '.join(suspects)}. Tensors are divided among the "
+                "examples if they are arguments of their own with the batch as first dimension; "
+                "pass what belongs to single examples in this way, and bind the rest to the model "
+                "with functools.partial or a lambda. Or explain one example at a time"
             ) from error
 
     def _run(self, *arguments: Any) -> Any:

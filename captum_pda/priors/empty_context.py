@@ -93,7 +93,7 @@ class EmptyContext:
         """The visible pixels of windows that are the whole input, in ``nothing_seen`` or in
         ``around`` (C, *space): the boxes, and their contents (W, C, *space)."""
         if windows.hidden is None or windows.window != windows.space:
-            raise ValueError("what is seen together needs windows of the whole input, with hidden")
+            raise ValueError("windows must be of the whole input, with hidden")
         nothing = self.nothing_seen(example) if around is None else around
         dtype = torch.promote_types(example.dtype, torch.float32)
         share = device_sync.moved_like(seen_share(windows.hidden), example.to(dtype)).unsqueeze(1)

@@ -426,8 +426,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
                 type(self).was_told = True
                 warn_user(
                     f"this will take a while: {costs(self._n_passes, seconds)}. Pass "
-                    "show_progress=True to watch it, and larger strides or fewer sizes for fewer "
-                    "passes. This is said once."
+                    "show_progress=True to watch it, and fewer superpixels or larger strides for "
+                    "fewer passes. This warning is given once."
                 )
             self._warns = False
         shown: bool | None = super().update(n)
