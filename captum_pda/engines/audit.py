@@ -182,7 +182,6 @@ class AuditedEngine:
 
 
 def _spread(scores: Tensor) -> Tensor:
-    """The standard deviation of the finite values of each column; 0 for a single row."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     finite = scores.where(scores.isfinite(), torch.nan)
     deviations = finite - finite.nanmean(dim=0)
@@ -210,6 +209,5 @@ class _CoarsestPrecision(TorchFunctionMode):
 
 
 def _difference(found: Tensor, expected: Tensor) -> Tensor:
-    """The differences of scores; 0 where both are infinite or NaN."""
     same = (found == expected) | (found.isnan() & expected.isnan())
     return torch.where(same, 0, (found - expected).abs()).nan_to_num(torch.inf, torch.inf)

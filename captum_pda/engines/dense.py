@@ -55,7 +55,6 @@ class PreparedDense(PreparedBatches):
         return run_batch
 
     def _perturb(self, pixels: Tensor, values: Tensor) -> Tensor:
-        """Copies of the example with these pixels (rows, P) replaced by values (rows, P, C)."""
         rows, n_pixels, n_channels = len(pixels), *self._example.shape[1:]
         copies = self._example.repeat(rows, 1, 1)
         first = torch.arange(rows, device=pixels.device).unsqueeze(1) * n_pixels

@@ -594,7 +594,6 @@ class WindowEvidence:
         return RegionGame(game, own, context, show_progress)
 
     def _or_top(self, target: TargetType, example: int | None) -> TargetType:
-        """The target, or the most probable of several outputs."""
         is_given = target is not None or self.outputs.summed or self.scores.shape[1] == 1
         return target if is_given else self.top(example)
 

@@ -136,7 +136,6 @@ class ModelCall:
         return scores
 
     def _takes_as_examples(self, arguments: Sequence[Any], count: int) -> bool:
-        """Whether the model returns a row for each copy if each input is one example."""
         n_inputs = len(self.inputs)
         if any(tensor.dim() > 4 for tensor in arguments[:n_inputs]):
             return False
@@ -294,7 +293,6 @@ class ModelCall:
         return self._run_alone(outputs) is outputs
 
     def _run_alone(self, outputs: Tensor) -> Tensor:
-        """Run each example by itself from now on, if the model can; returns its outputs."""
         before, self._batch_size = self._batch_size, 1
         try:
             alone = self.as_given()
@@ -355,7 +353,6 @@ class ModelCall:
             ) from error
 
     def _run(self, *arguments: Any) -> Any:
-        """Run the model with as many rows at a time as it takes."""
         n_rows, size = len(arguments[0]), self._batch_size
         if size is None or size == n_rows:
             return self._call(*arguments)

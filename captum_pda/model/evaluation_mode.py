@@ -62,7 +62,6 @@ class _Borrowed:
         self._has_warned = False
 
     def on_call(self, module: nn.Module, arguments: Any) -> None:
-        """Handle a module that is about to be called, in any thread."""
         if module not in self.modules and threading.get_ident() == self._thread:
             self.add(module)
 

@@ -192,7 +192,6 @@ def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
 
 
 def _softened(values: Floats, length: float, axis: int = 0) -> Floats:
-    """Values with the soft edge of a region of this extent along an axis."""
     options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
     found: Floats = gaussian_filter1d(values, axis=axis, **options)
     return found
@@ -208,6 +207,5 @@ def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float
 
 
 def _reach(length: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """The width of the soft edge of a region of this extent."""
     reach: npt.NDArray[np.int64] = np.ceil(REACH * EDGE * np.asarray(length)).astype(np.int64)
     return reach

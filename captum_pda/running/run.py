@@ -178,7 +178,6 @@ class Run:
                 self._run_shared(example, labels, batch_sizes, bar.update)
 
     def _chunks(self, number: int, example: int, batch_size: BatchSize) -> list[Chunk]:
-        """This rank's regions of a part of one example."""
         part = self.plan.parts[number]
         n_samples = self.sampling.in_context(part.context).n_samples
         return rank_chunks(

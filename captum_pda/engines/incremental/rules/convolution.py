@@ -185,6 +185,5 @@ def winograd(maps: Tensor, kernel: Tensor, bias: Tensor | None, padding: tuple[i
 
 
 def _basis(rows: tuple[tuple[float, ...], ...], like: Tensor) -> Tensor:
-    """A change of basis along both axes of a tile."""
     basis = torch.tensor(rows, dtype=like.dtype, device=like.device)
     return torch.kron(basis, basis)
