@@ -101,7 +101,6 @@ def _in_stance(stance: str) -> Iterator[None]:
 
 
 def _update_stance() -> None:
-    """Set the strictest stance that a block requests, or the user's own after the last block."""
     global _stance
     wanted = next((stance for stance, n_blocks in _n_blocks.items() if n_blocks), None)
     if wanted == _stance:

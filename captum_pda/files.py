@@ -46,7 +46,6 @@ def remove_parts(folder: Path) -> None:
 
 
 def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
-    """A new file that is locked for other processes."""
     while True:
         part = folder / f".{uuid.uuid4().hex}.part"
         file = part.open("xb")

@@ -111,7 +111,6 @@ class _Walk:
                 del self._met[id(value)]
 
     def _parts(self, value: Any) -> list[Any]:
-        """The parts of a value, besides its name or that of its class."""
         if isinstance(value, Mapping):
             return [(repr(name), value[name]) for name in sorted(value, key=repr)]
         if isinstance(value, tuple | list):
@@ -200,7 +199,6 @@ def _is_own(module: str | None, package: str) -> bool:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """The names that code uses, including functions within it."""
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
     return sorted({*code.co_names, *(name for one in inner for name in _names(one))})
 

@@ -133,7 +133,6 @@ def cut_regions(
 
 
 def _crop(pixels: npt.NDArray[np.uint8], region: StrongRegion) -> npt.NDArray[np.uint8]:
-    """The region's box, with other pixels in pale grey."""
     box = tuple(slice(a, a + b) for a, b in zip(region.corner, region.shape, strict=True))
     cut, inside = pixels[box].astype(np.float32), region.pixels[box][..., None]
     grey = 0.35 * cut.mean(axis=2, keepdims=True) + 0.6 * 255
@@ -296,12 +295,6 @@ def make_atlas(
         n_photos: the number of photos. Default: those of the regions.
         n_groups: the number of groups of each kind.
         min_photos: groups of fewer photos are left out.
-
-    Example::
-
-        >>> atlas = make_atlas(regions, "husky")
-        >>> atlas.groups[0].mean_bits, atlas.groups[0].share
-        (1.3, 0.45)
     """
     check_count("min_photos", min_photos)
     photos = {region.photo for region in regions}
@@ -319,7 +312,6 @@ def make_atlas(
 
 
 def _grouped(regions: list[ClassRegion], n_groups: int | None) -> Iterator[list[ClassRegion]]:
-    """Regions in groups, the most typical of each first."""
     lengths = {len(region.features) for region in regions}
     if len(lengths) > 1:
         raise ValueError(
@@ -336,7 +328,6 @@ def _grouped(regions: list[ClassRegion], n_groups: int | None) -> Iterator[list[
 
 
 def _clusters(vectors: npt.NDArray[np.float64], n_groups: int | None) -> npt.NDArray[np.int64]:
-    """The number of each vector's group."""
     try:
         from sklearn.cluster import AgglomerativeClustering
         from sklearn.metrics import silhouette_score

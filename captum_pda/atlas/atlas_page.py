@@ -34,10 +34,6 @@ def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24
 
     Returns:
         The path.
-
-    Example::
-
-        >>> write_atlas(atlas, "husky.html")
     """
     path = Path(path)
     write_whole(path, atlas_page(atlas, n_examples))
@@ -77,10 +73,6 @@ def visualize_atlas(atlas: Atlas, n_examples: int = 8, use_pyplot: bool = True) 
         atlas: from ``make_atlas``.
         n_examples: the number of regions of each group to draw.
         use_pyplot: whether the figure is made by pyplot, and shown.
-
-    Example::
-
-        >>> visualize_atlas(atlas).savefig("husky.png")
     """
     check_count("n_examples", n_examples)
     rows = max(len(atlas.groups), 1)

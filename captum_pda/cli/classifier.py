@@ -182,7 +182,6 @@ class Classifier:
 
 
 def _returns_probabilities(model: nn.Module, image: Tensor) -> bool:
-    """Whether the outputs for an image and similar ones all lie between 0 and 1."""
     noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
     with torch.no_grad(), evaluation_mode(model):
         # Far from any image, logits leave this range, and probabilities do not.

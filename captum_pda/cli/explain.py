@@ -225,7 +225,6 @@ class PhotoSet:
         return Example(inputs, self._roi(photo) if self.options.roi else None, source)
 
     def _roi(self, photo: Photo) -> torch.Tensor:
-        """The pixels of the model's input in the region of interest, (*space)."""
         image, is_part = roi_image(self.options.roi, photo.image)
         marked = self.preprocessing.prepare(image, photo.affine)[0].mean(dim=0)
         low, high = marked.aminmax()

@@ -145,7 +145,6 @@ def _detected(chosen: Classifier, weights: Path) -> tuple[str, ...]:
 
 
 def _default_model() -> FromLibrary:
-    """A classifier whose weights come by pip."""
     v2 = optional_module("torchvision.transforms.v2")
     steps = [
         v2.Resize(256, v2.InterpolationMode.BICUBIC, antialias=True),
@@ -170,7 +169,6 @@ def _default_model() -> FromLibrary:
 
 
 def _timm(name: str) -> FromLibrary:
-    """A classifier of timm by name, such as timm/resnet18 or timm/resnet18.a1_in1k."""
     timm, data = optional_module("timm", "timm"), optional_module("timm.data", "timm")
     plain = name.removeprefix(TIMM)
     try:

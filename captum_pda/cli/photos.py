@@ -118,7 +118,6 @@ def _check_frame(path: Path, frame: int | None, count: int) -> None:
 
 
 def _formats() -> list[str]:
-    """The formats of photos that this Pillow reads."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
@@ -168,7 +167,6 @@ def _is_dicom(path: Path) -> bool:
 def _read_picture(
     path: Path, content: bytes, frame: int | None, intensity: Intensity
 ) -> Image.Image | _Values:
-    """An image in a format of Pillow's."""
     with Image.open(io.BytesIO(content), formats=_formats()) as image:
         pages = getattr(image, "n_frames", 1)
         if pages > 1 and image.format == "TIFF" and frame is None:
@@ -358,7 +356,6 @@ def _fields(file: Any, frame: int = 0) -> dict[str, Any]:
 
 
 def _in_order(path: Path, files: list[Any]) -> list[Any]:
-    """The slices of one series from its first to its last."""
     alike = {tuple(str(file.get(name)) for name in SERIES_FIELDS) for file in files}
     # Scanners round these differently in each slice.
     is_parallel = all(

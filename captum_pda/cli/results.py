@@ -196,7 +196,6 @@ def draw_picture(
 
 
 def _draw_box(axes: Any, answer: Answer) -> None:
-    """The box of a detector that is explained."""
     if answer.box is not None:
         left, top, right, bottom = answer.box
         for colour, width in (("black", 3.0), ("yellow", 1.5)):

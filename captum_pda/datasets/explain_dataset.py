@@ -47,12 +47,6 @@ class DatasetSummary:
         failed: those that could not be explained, by number, with the reason.
         outdated: those whose stored result was not valid and that were explained again, by number,
             with the reason.
-
-    Example::
-
-        >>> summary = explain_dataset(EfficientPDA(model), validation_set, ResultFolder("maps"))
-        >>> summary.explained, summary.done_before, summary.failed
-        (998, 0, {17: 'image file is truncated', 312: 'image file is truncated'})
     """
 
     explained: int
@@ -115,8 +109,7 @@ def explain_dataset(
     for name in ("start", "stored", "write"):
         if isinstance(writer, type) or not callable(getattr(writer, name, None)):
             raise TypeError(
-                f"writer={writer!r} is no object with a method {name}; pass one, such as "
-                "ResultFolder('maps')"
+                f"writer={writer!r} has no method {name}; pass one, such as ResultFolder('maps')"
             )
     title, ranks = "Explaining" if show_progress else None, Ranks(process_group)
     return explain_examples(
@@ -181,8 +174,8 @@ def explain_examples(
     surprising = [(number, change) for number, (change, is_odd) in changes.items() if is_odd]
     if surprising and ranks.rank == 0:
         warn_user(
-            f"{len(surprising)} of {len(examples) - len(failed)} stored results did not count and "
-            f"were explained anew; of example {surprising[0][0]}, {surprising[0][1]}"
+            f"{len(surprising)} of {len(examples) - len(failed)} stored results are not valid "
+            f"and were explained anew; example {surprising[0][0]}: {surprising[0][1]}"
         )
     outdated = {number: change for number, (change, _) in changes.items()}
     n_explained, n_done = len(left) - len(not_explained), len(found) - len(left)

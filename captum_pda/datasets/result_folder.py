@@ -163,7 +163,6 @@ def described(value: Any, unknown: list[str]) -> Any:
 
 
 def _settings_of(attribution: Any, unknown: list[str]) -> dict[str, Any]:
-    """The settings of an attribution, or else those of its attributes."""
     if callable(getattr(attribution, "settings", None)):
         described([getattr(attribution, name, None) for name in ("prior", "engine")], unknown)
         return dict(attribution.settings())

@@ -269,10 +269,6 @@ def sampling_convergence(
             place.
         n_samples: S, the largest number of samples.
         repeats: how many times to start again with new samples.
-
-    Example::
-
-        >>> diagnostics.sampling_convergence(EfficientPDA(model), image, repeats=4).spread
     """
     n_samples, repeats = check_count("n_samples", n_samples), check_count("repeats", repeats)
     window = chosen_windows(windows, sliding_window_shapes, inputs, generator, one=True)
@@ -355,10 +351,6 @@ def activation_statistics(
         of: the "output" of the layer (which the next ReLU gets, as in the paper) or its "input".
         windows: the window. Default: the top left corner, as in the paper.
         n_samples: the number of samples; 160 in the paper. Memory grows with samples times units.
-
-    Example::
-
-        >>> diagnostics.activation_statistics(EfficientPDA(model), image, model.classifier).ratio
     """
     n_samples = check_count("n_samples", n_samples)
     check_choice("of", of, ("output", "input"))
@@ -440,12 +432,7 @@ class MapAgreement:
 
 
 def map_agreement(maps: Mapping[str, Tensor]) -> MapAgreement:
-    """Correlate each two maps of one shape, (N, ...).
-
-    Example::
-
-        >>> print(diagnostics.map_agreement({"PDA": attribution, "GradCAM": other}))
-    """
+    """Correlate each two maps of one shape, (N, ...)."""
     if not maps:
         raise ValueError("maps is empty; give at least one map by name")
     shapes = {name: tuple(each.shape) for name, each in maps.items()}

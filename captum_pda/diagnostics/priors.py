@@ -134,7 +134,6 @@ def _error(prior: Any, image: Tensor, regions: Regions, number: int) -> Tensor:
 def _random_masks(
     regions: Regions, number: int, shares: Sequence[float], n_draws: int, draws: np.random.Generator
 ) -> Tensor:
-    """The hidden pixels of random regions, (shares * draws, *space)."""
     numbers = np.concatenate(regions.members(number))
     masks = np.zeros((len(shares) * n_draws, *regions.space), dtype=np.bool_)
     for mask, share in zip(masks, np.repeat(shares, n_draws), strict=True):

@@ -48,8 +48,8 @@ def warn_of_disagreement(audit: Audit | None) -> None:
     """Warn that the map is run again."""
     found = f"; {audit}" if audit is not None and audit.n_windows else " on another rank"
     warn_user(
-        "the incremental engine does not find what the dense engine finds, so all windows are run "
-        f"again densely{found}. Pass engine='dense' to silence this and to save the time."
+        "the incremental and the dense engine disagree, so all windows are run again densely"
+        f"{found}. Pass engine='dense' to silence this and to save the time."
     )
 
 
@@ -163,7 +163,6 @@ class AuditedBatches(PreparedBatches):
 
 
 def _spread(scores: Tensor) -> Tensor:
-    """The standard deviation of the finite values of each column; 0 for a single row."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     finite = scores.where(scores.isfinite(), torch.nan)
     deviations = finite - finite.nanmean(dim=0)
@@ -191,6 +190,5 @@ class _CoarsestPrecision(TorchFunctionMode):
 
 
 def _difference(found: Tensor, expected: Tensor) -> Tensor:
-    """The differences of scores; 0 where both are infinite or NaN."""
     same = (found == expected) | (found.isnan() & expected.isnan())
     return torch.where(same, 0, (found - expected).abs()).nan_to_num(torch.inf, torch.inf)

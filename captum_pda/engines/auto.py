@@ -152,7 +152,6 @@ class PreparedAuto:
         return audit
 
     def _always_dense(self, reason: str) -> EngineReport:
-        """Run inputs of this shape densely from now on."""
         report = self._auto.choices[self._kind] = EngineReport("dense", reason)
         return report
 
@@ -164,7 +163,6 @@ class PreparedAuto:
     def _choice(
         self, window: tuple[int, ...], n_copies: int, run: Callable[..., float]
     ) -> EngineReport:
-        """The engine for windows of this shape, and the reason."""
         choices, key = self._auto.choices, (self._kind, window)
         report = choices.get(self._kind) or choices.get(key)
         if report is not None:

@@ -292,7 +292,7 @@ class WindowEvidence:
             raise IndexError(f"evidence[{examples}] is out of range; it holds {holds}") from None
         kept = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
         if not kept or kept.step < 0:
-            raise ValueError(f"evidence[{examples}] holds no example in order of the batch")
+            raise ValueError(f"evidence[{examples}] must be examples in the order of the batch")
         rows = slice(kept.start, kept.stop, kept.step)
         # Parts that share regions still share them afterwards.
         regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}
@@ -467,9 +467,7 @@ class WindowEvidence:
             if CONTEXTS[part.context].starts_from_nothing:
                 both = torch.stack([self.scores, part.reference], dim=1)
                 return -quantity(both).diff(dim=1)[:, 0]
-        raise ValueError(
-            "this evidence was not asked with nothing seen; use context='empty' or 'both'"
-        )
+        raise ValueError("this evidence has no empty context; use context='empty' or 'both'")
 
     def self_test(self, target: TargetType = None, example: int | None = None) -> SelfTest:
         """Test the map for ``target`` on its own input, with about 40 further passes.
@@ -596,7 +594,6 @@ class WindowEvidence:
         return RegionGame(game, own, context, show_progress)
 
     def _or_top(self, target: TargetType, example: int | None) -> TargetType:
-        """The target, or the most probable of several outputs."""
         is_given = target is not None or self.outputs.summed or self.scores.shape[1] == 1
         return target if is_given else self.top(example)
 
@@ -605,7 +602,7 @@ class WindowEvidence:
         if self.ask is None:
             raise ValueError(
                 "this evidence has no model to ask: it was loaded from a file, or is of a layer's "
-                "feature map. Make it anew with PDA(model).evidence(inputs)"
+                "feature map. Use PDA(model).evidence(inputs)"
             )
         return self.ask
 

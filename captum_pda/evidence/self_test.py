@@ -45,14 +45,6 @@ class SelfTest:
         hidden: P(c) with the strongest pixels hidden, or the raw output, (K,).
         shown: the same with only these pixels shown, (K,).
         measure: the measure of evidence.
-
-    Example::
-
-        >>> test = evidence.self_test(husky)
-        >>> print(test)
-        without the strongest 15%: 95% -> 3.1%; with only these: 91%
-        >>> test.gain                     # the symmetric relevance gain of this map
-        0.61
     """
 
     shares: Tensor
@@ -92,7 +84,6 @@ class SelfTest:
         return not self.measure.needs_probabilities or self.prediction >= LEAST_PROBABILITY
 
     def _least(self) -> float:
-        """The smallest relevant change of the prediction."""
         spread = float(np.ptp(torch.cat([self.hidden, self.shown]).cpu().numpy()))
         return LEAST_GAIN * (self.prediction if self.measure.needs_probabilities else spread)
 

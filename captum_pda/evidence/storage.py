@@ -251,6 +251,5 @@ def _regions(
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they are read back from a file."""
     plain: dict[str, Any] = json.loads(json.dumps(dict(settings), default=str))
     return plain

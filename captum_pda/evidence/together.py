@@ -126,7 +126,6 @@ class Coalitions:
         return quantity(rows)[self.example].reshape(scores.shape[:-1])
 
     def _union(self, chosen: Any) -> Tensor:
-        """The union of the regions of each row, (K, *space)."""
         rows = np.asarray(chosen.cpu() if isinstance(chosen, Tensor) else chosen)
         is_given = rows.ndim == 2 and rows.shape[1] == len(self) and rows.dtype.kind in "biuf"
         if not is_given or not np.isin(rows, (0, 1)).all():
@@ -330,7 +329,6 @@ class Interactions:
         return f"Interactions({len(self)} regions, {self._index().shape[1]} pairs)"
 
     def _index(self) -> Tensor:
-        """The two regions of each pair, (2, pairs)."""
         return torch.triu_indices(len(self), len(self), 1, device="cpu")
 
     def _lost(self, samples: Tensor, target: TargetType) -> Tensor:
@@ -339,7 +337,6 @@ class Interactions:
         return game.values(game.seen, target) - game.values(game.kind.average(samples), target)
 
     def _of_pairs(self, lost: Tensor) -> Tensor:
-        """The interactions, (R, R), from the lost evidence."""
         first, second = self._index()
         matrix = lost.new_zeros(len(self), len(self))
         matrix[first, second] = lost[len(self) :] - lost[first] - lost[second]
@@ -599,12 +596,6 @@ class RegionGame:
         target: the output.
         context: "full" or "empty".
         show_progress: whether each call shows a progress bar.
-
-    Example::
-
-        >>> game = evidence.as_game(husky, regions=12)
-        >>> approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2)
-        >>> values = approximator.approximate(budget=300, game=game)
     """
 
     def __init__(

@@ -140,7 +140,6 @@ class GradientPDA(MethodSettings, GradientAttribution):  # type: ignore[misc]
     def _gradients(
         self, call: ModelCall, target: TargetType, additional_forward_args: object
     ) -> tuple[Tensor, ...]:
-        """The gradient of each example's measured prediction with respect to its inputs."""
         found: list[Tensor] = []
 
         def measured(*arguments: Any) -> Tensor:

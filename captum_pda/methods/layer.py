@@ -39,14 +39,12 @@ class AsksLayer(PerturbationPDA):
     layer_name: str | None = None
 
     def settings(self) -> dict[str, object]:
-        """The settings of the evidence besides the model and the arguments, as plain values."""
         layer = "the last feature map"
         if self.layer is not None:
             layer = named_layer(self.forward_func, self.layer).name
         return {**super().settings(), "layer": layer}
 
     def _layer_place(self, call: ModelCall, prior: Any, at_input: bool = False) -> Place:
-        """The feature maps of the layer as a place to hide regions in."""
         with torch.no_grad():
             if self.layer is None:
                 found = last_feature_map(self.forward_func, call)

@@ -80,11 +80,9 @@ class PDA(AsksLayer, EfficientPDA):
         self._has_told = False
 
     def settings(self) -> dict[str, object]:
-        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "layer_prior": MapMeanPrior().settings()}
 
     def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
-        """Regions of the inputs in each context, and each place of the last feature map."""
         parts = super()._parts(call, context, **chosen)
         self.layer_name = None
         # A user's regions keep one value each, which places of a feature map would mix.

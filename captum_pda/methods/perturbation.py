@@ -195,7 +195,6 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         self._report: EngineReport | None = None
 
     def settings(self) -> dict[str, object]:
-        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "engine": engine_settings(self.engine)}
 
     @property
@@ -210,11 +209,9 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         return means.unsqueeze(0)
 
     def _place(self, call: ModelCall) -> Place:
-        """The inputs as a place to hide regions in."""
         return Place("input", call, self.engine, self.prior, self._needs, self._fills)
 
     def _parts(self, call: ModelCall, context: str | None, **chosen: Any) -> tuple[Part, ...]:
-        """What is hidden, and where: here, regions of the inputs."""
         asked = self._context if context is None else context
         return parts_of(self._place(call), context=asked, **chosen)
 
@@ -290,12 +287,10 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         return evidence
 
     def _measured(self, explained: ExplainedOutputs) -> MeasuredOutputs:
-        """How scores of these outputs are measured."""
         summed = explained.region is not None
         return MeasuredOutputs(explained.kept_shape, self.output, self.measure, summed)
 
     def _evidence_of(self, run: Run) -> WindowEvidence:
-        """The results of a run on all ranks, as evidence."""
         plan, place = run.plan, run.plan.parts[0].place
         call, outputs = place.call, self._measured(plan.explained)
         known = zip(plan.parts, plan.references, run.known_by_all(), strict=True)

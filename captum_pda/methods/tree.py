@@ -182,7 +182,6 @@ class TreePDA(PerturbationPDA):
         self.fill = fill
 
     def settings(self) -> dict[str, object]:
-        """The settings of the evidence besides the model and the arguments, as plain values."""
         return {**super().settings(), "fill": self.fill}
 
     @captum_method
@@ -365,7 +364,6 @@ def refine(
 
 
 def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> FeatureMaskRegions:
-    """The regions at the leaves: the given ones, superpixels, or blocks of one size."""
     shape = tuple(images.shape)
     if feature_mask is None and superpixels is None:
         if not is_divided(shape):
@@ -381,7 +379,6 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
 def _tree_of(
     images: Tensor, regions: FeatureMaskRegions, example: int, nested: NestedTree | None
 ) -> RegionTree:
-    """The tree of an example: the given one, or one that follows the image."""
     numbers = regions.numbers[0 if len(regions.numbers) == 1 else example].numpy()
     labels, leaves = np.unique(numbers, return_inverse=True)
     leaves = leaves.reshape(numbers.shape)

@@ -136,7 +136,6 @@ class ModelCall:
         return scores
 
     def _takes_as_examples(self, arguments: Sequence[Any], count: int) -> bool:
-        """Whether the model returns a row for each copy if each input is one example."""
         n_inputs = len(self.inputs)
         if any(tensor.dim() > 4 for tensor in arguments[:n_inputs]):
             return False
@@ -294,15 +293,14 @@ class ModelCall:
         return self._run_alone(outputs) is outputs
 
     def _run_alone(self, outputs: Tensor) -> Tensor:
-        """Run each example by itself from now on, if the model can; returns its outputs."""
         before, self._batch_size = self._batch_size, 1
         try:
             alone = self.as_given()
         except Exception:  # it may need more than one
             self._batch_size = before
-            warn_user(f"{DEPENDS_ON_BATCH}; so does the map, on its batches")
+            warn_user(f"{DEPENDS_ON_BATCH}; so the map depends on its batches")
             return outputs
-        warn_user(f"{DEPENDS_ON_BATCH}. Each is run by itself, which takes longer")
+        warn_user(f"{DEPENDS_ON_BATCH}. Copies are run one at a time, which is slower")
         return alone
 
     def _find_batch_size(self, outputs: Tensor, n_rows: int, error: Exception) -> None:
@@ -313,8 +311,8 @@ class ModelCall:
             if self._mismatch(outputs, size) is None:
                 how = "one example" if size == 1 else f"batches of exactly {size} examples"
                 warn_user(
-                    f"the model takes {how}, and fails with {n_rows} ({reason}); so that is how "
-                    "copies are run"
+                    f"the model takes {how}, and fails with {n_rows} ({reason}); copies are run "
+                    "in this way"
                 )
                 return
         self._batch_size = None
@@ -347,16 +345,14 @@ class ModelCall:
                 suspects.append(f"additional_forward_args[{number}] (a {kind} of shape {shapes})")
         if suspects:
             raise ValueError(
-                f"an example gives something else by itself than among the {len(self.inputs[0])} "
-                f"examples that were given, because of {' and '.join(suspects)}. A tensor goes "
-                "with the examples if it is an argument of its own, not inside another, and its "
-                "first dimension is the batch; pass what belongs to each example so, and put the "
-                "rest into the model with functools.partial or a lambda. Or explain one example at "
-                "a time"
+                f"the model's outputs for an example alone and among all {len(self.inputs[0])} "
+                f"differ because of {' and '.join(suspects)}. Tensors are divided among the "
+                "examples if they are arguments of their own with the batch as first dimension; "
+                "pass what belongs to single examples in this way, and bind the rest to the model "
+                "with functools.partial or a lambda. Or explain one example at a time"
             ) from error
 
     def _run(self, *arguments: Any) -> Any:
-        """Run the model with as many rows at a time as it takes."""
         n_rows, size = len(arguments[0]), self._batch_size
         if size is None or size == n_rows:
             return self._call(*arguments)

@@ -62,7 +62,6 @@ class _Borrowed:
         self._has_warned = False
 
     def on_call(self, module: nn.Module, arguments: Any) -> None:
-        """Handle a module that is about to be called, in any thread."""
         if module not in self.modules and threading.get_ident() == self._thread:
             self.add(module)
 
@@ -93,7 +92,7 @@ class _Borrowed:
             self._has_warned = True
             warn_user(
                 "the model is in training mode, where its predictions are random or depend on "
-                "their batch; it is explained in evaluation mode and put back after. Call "
+                "their batch; it is explained in evaluation mode, and its mode is restored. Call "
                 "model.eval() first to silence this."
             )
 
@@ -119,9 +118,9 @@ class _Borrowed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             warn_user(
                 "the model changes its own buffers when it is called "
-                f"({', '.join(changed[:3])}{more}), in evaluation mode too, so its answers depend "
-                "on what it was asked before. They are as they were again, but the map may be off: "
-                "use their values without changing them, as batch-norm does in evaluation mode"
+                f"({', '.join(changed[:3])}{more}), also in evaluation mode, so its outputs depend "
+                "on earlier calls. They were restored, but the map may be wrong: do not change "
+                "buffers in evaluation mode, as batch-norm does not"
             )
 
 

@@ -147,7 +147,6 @@ def target_columns(
 
 
 def _column(target: Any, output_shape: tuple[int, ...], name: str) -> int:
-    """The flat column of one example's target."""
     try:
         index = [operator.index(n) for n in (target if isinstance(target, tuple) else (target,))]
     except TypeError:

@@ -287,7 +287,6 @@ class LayerCall:
         return type(values)(*items) if hasattr(values, "_fields") else type(values)(items)
 
     def _can_run_rest_only(self) -> bool:
-        """Whether three copies have the same outputs as when the whole model is run."""
         with torch.no_grad():
             copies = _with_noise(self.inputs[0][:1], 3)
             expected = self._run({}, 0, 0, copies.clone())

@@ -332,7 +332,6 @@ def find_output_kind(output: str | OutputKind) -> OutputKind:
 
 
 def _widened(outputs: Tensor) -> Tensor:
-    """Outputs in single precision or wider."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 

@@ -102,7 +102,7 @@ class EmptyContext:
         """The visible pixels of windows that are the whole input, in ``nothing_seen`` or in
         ``around`` (C, *space): the boxes, and their contents (W, C, *space)."""
         if windows.hidden is None or windows.window != windows.space:
-            raise ValueError("what is seen together needs windows of the whole input, with hidden")
+            raise ValueError("windows must be of the whole input, with hidden")
         nothing = self.nothing_seen(example) if around is None else around
         dtype = torch.promote_types(example.dtype, torch.float32)
         share = device_sync.moved_like(seen_share(windows.hidden), example.to(dtype)).unsqueeze(1)
@@ -201,7 +201,6 @@ def _seen(windows: Windows, boxes: PlacedWindows) -> Tensor:
 
 
 def _softened(values: Floats, length: float, axis: int = 0) -> Floats:
-    """Values with the soft edge of a region of this extent along an axis."""
     options = {"sigma": EDGE * length, "radius": int(_reach(length)), "mode": "constant"}
     found: Floats = gaussian_filter1d(values, axis=axis, **options)
     return found
@@ -217,6 +216,5 @@ def _extents(mask: npt.NDArray[np.bool_], window: tuple[int, ...]) -> list[float
 
 
 def _reach(length: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """The width of the soft edge of a region of this extent."""
     reach: npt.NDArray[np.int64] = np.ceil(REACH * EDGE * np.asarray(length)).astype(np.int64)
     return reach

@@ -140,7 +140,6 @@ class GaussianFieldPrior(BlurredContext):
     def _systems(
         self, example: Tensor, regions: Windows, n_values: int
     ) -> Iterator[tuple[slice, HiddenPixels]]:
-        """The equations of regions, in groups that fit in memory with n_values for each pixel."""
         at_once = max(1, VALUES_AT_ONCE // (n_values * math.prod(regions.window)))
         for start in range(0, len(regions), at_once):
             some = slice(start, start + at_once)
@@ -251,7 +250,6 @@ class GaussianFieldPrior(BlurredContext):
         return prior
 
     def settings(self) -> dict[str, object]:
-        """The settings as plain values."""
         described: dict[str, object] = {"kind": "GaussianFieldPrior", "version": self.version}
         if self.mean is not None:
             described["correlation_length"] = self.correlation_length
@@ -334,7 +332,6 @@ class _Spectrum:
                 self.power[:, one, other] += np.bincount(bins, product, minlength=n_bins)
 
     def include(self, other: _Spectrum) -> None:
-        """Add the sums of another spectrum."""
         self._check(other.n_channels)
         for name, values in vars(other).items():
             if isinstance(values, np.ndarray):
@@ -349,7 +346,6 @@ class _Spectrum:
 
     @property
     def mean(self) -> Floats:
-        """The mean of each channel."""
         return np.asarray(self.level / self.n_pixels)
 
     def most_likely(self) -> tuple[float, float, Tensor]:

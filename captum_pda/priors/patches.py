@@ -109,7 +109,6 @@ class GaussianPatchPrior(BlurredContext):
         self._use(None)
 
     def _use(self, moments: Moments | None) -> None:
-        """Use a fit, and clear the cache of matrices."""
         self._moments = moments
         self._kept: dict[object, tuple[Tensor, ...]] = {}
 
@@ -329,7 +328,6 @@ class GaussianPatchPrior(BlurredContext):
                     yield ring + middle, region + middle, numbers[some, None], around, inside
 
     def _patch_around(self, shape: Shape, space: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the outer patches around regions of this shape."""
         window, moments = shape.shape, self._fitted()
         fitted = moments.patch
         for width, size, extent in zip(window, fitted, space, strict=True):
@@ -402,7 +400,6 @@ class GaussianPatchPrior(BlurredContext):
         }
 
     def _options(self, moments: Moments) -> dict[str, object]:
-        """The arguments, as plain values."""
         return {
             "patch_size": list(moments.patch),
             "covariance": self.covariance,

@@ -90,7 +90,6 @@ def batches_of(
 
 
 def _images_of(item: Any) -> Any:
-    """The images of a batch, which may have labels."""
     if isinstance(item, Mapping):
         raise TypeError(
             f"a batch is a dict with the keys {list(item)}; pass its images only, for example "

@@ -56,10 +56,6 @@ class ConstantPrior(_OneImage):
 
     Args:
         value: a number, one number per channel (C,), or a whole baseline (C, *space).
-
-    Example::
-
-        >>> EfficientPDA(model, prior=ConstantPrior(0.0)).attribute(image, target=3)
     """
 
     def __init__(self, value: float | Tensor = 0.0) -> None:
@@ -81,7 +77,6 @@ class ConstantPrior(_OneImage):
             ) from None
 
     def settings(self) -> dict[str, object]:
-        """The settings as plain values."""
         value: object = self.value
         if isinstance(value, Tensor):
             value = value.tolist() if value.dim() <= 1 else {"sha256": fingerprint(value)}
@@ -143,7 +138,6 @@ class MarginalPrior(_OneImage):
         return device_sync.moved_like(self._mean, example)
 
     def settings(self) -> dict[str, object]:
-        """The settings as plain values."""
         images = self._fitted()
         return {
             "kind": "MarginalPrior",
@@ -154,7 +148,6 @@ class MarginalPrior(_OneImage):
         }
 
     def _fitted(self, example: Tensor | None = None) -> Tensor:
-        """The fitted images (N, C, *space), on the device of an example."""
         images = self._images
         if images is None:
             raise NotFittedError("this MarginalPrior is not fitted yet; call fit(images) first")
@@ -180,10 +173,6 @@ class MapMeanPrior(_OneImage):
     This is LayerPDA's default: the covariance of a thousand channels at 7 x 7 places could not be
     estimated. In the empty context, and for a region that is the whole map, it is the mean of the
     map.
-
-    Example::
-
-        >>> LayerPDA(model, model.layer4, prior=MapMeanPrior()).attribute(image, target=3)
     """
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:
@@ -212,7 +201,6 @@ class MapMeanPrior(_OneImage):
         return regions, inside_regions(regions, box_values(example, regions), nothing)
 
     def settings(self) -> dict[str, object]:
-        """The settings as plain values."""
         return {"kind": "MapMeanPrior", "version": self.version}
 
     def __repr__(self) -> str:
@@ -288,7 +276,6 @@ class EmpiricalMeanPrior:
         return EmptyContext(self.prior).seen_alone(example, windows)
 
     def settings(self) -> dict[str, object]:
-        """The settings as plain values."""
         return {
             "kind": "EmpiricalMeanPrior",
             "version": self.version,

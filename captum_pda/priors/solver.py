@@ -181,7 +181,6 @@ class HiddenPixels:
         return found.movedim(-1, 1)
 
     def _matrix(self, hidden: Booleans) -> csr_array:
-        """Q_hh of all regions, (hidden pixels, hidden pixels)."""
         inside = self._inside.cpu().squeeze(1).numpy() > 0
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
@@ -200,7 +199,6 @@ class HiddenPixels:
         return csr_array(matrix)
 
     def _solve_windows(self, right: Tensor) -> Tensor:
-        """Solve with the eigenvectors of the Laplacian along each axis of the windows."""
         hidden = self._hidden.to(right.device)
         modes, bases = right * hidden, []
         total = torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64, device="cpu")
@@ -433,7 +431,6 @@ def boxes_with_margin(
 def _without_margin(
     values: Tensor, margin: int, n_dims: int, except_axis: int | None = None
 ) -> Tensor:
-    """Values (W, K, *space) without this many pixels on each side."""
     for axis in range(n_dims):
         if margin and axis != except_axis:
             values = values.narrow(2 + axis, margin, values.shape[2 + axis] - 2 * margin)

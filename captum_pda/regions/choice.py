@@ -139,7 +139,6 @@ def _checked_for_sets(regions: Regions) -> FeatureMaskRegions:
 def _found_regions(
     inputs: tuple[Tensor, ...], kind: str | Callable[[Tensor, int], Regions], sizes: object
 ) -> RegionSets:
-    """Regions of one kind, found in the images, of each size."""
     name = kind if isinstance(kind, str) else "regions"
     if isinstance(kind, str):
         if kind not in REGION_KINDS:
@@ -208,7 +207,6 @@ def _mask_regions(
 
 
 def _one_each(given: Extents, n_tensors: int, name: str) -> list[Extent | None]:
-    """Split an argument over the input tensors."""
     if given is None or is_integer(given):
         return [given] * n_tensors
     if not isinstance(given, Sequence):

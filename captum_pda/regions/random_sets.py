@@ -41,11 +41,6 @@ class RandomSets:
         regions: the regions to explain; each pixel has one.
         count: the number of sets.
         divisions: the regions that sets are drawn from. Default: ``regions``.
-
-    Example::
-
-        >>> sixty = Superpixels(images, 60)
-        >>> sets = RandomSets(sixty, 200, (Superpixels(images, 45), sixty, Superpixels(images, 75)))
     """
 
     def __init__(
@@ -173,7 +168,6 @@ class RandomSets:
 
 
 def _row(regions: FeatureMaskRegions, example: int) -> Tensor:
-    """The region of each pixel of an example, (*space)."""
     numbers: Tensor = regions.numbers[0 if len(regions.numbers) == 1 else example]
     return numbers
 

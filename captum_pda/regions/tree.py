@@ -125,7 +125,6 @@ def _neighbours(leaves: Integers) -> set[tuple[int, int]]:
 
 
 def _merged(area: Floats, means: Floats, touching: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs of nodes in the order of their merging."""
     areas, colours = list(area), list(means)
     near: dict[int, set[int]] = {number: set() for number in range(len(areas))}
     for a, b in touching:

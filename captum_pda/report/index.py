@@ -28,10 +28,6 @@ def write_index(
 
     Returns:
         The path.
-
-    Example::
-
-        >>> write_index(sorted(Path("out").rglob("*.html")), "out/index.html", "validation set")
     """
     path = Path(path)
     write_whole(path, index_page([Path(report) for report in reports], path, title))

@@ -26,7 +26,6 @@ def notebook_html(evidence: WindowEvidence) -> str:
 
 
 def _figure(evidence: WindowEvidence, number: int) -> str:
-    """The picture of one example's top class, if it can be drawn."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

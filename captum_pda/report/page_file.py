@@ -68,16 +68,7 @@ def read_block(page: bytes, name: str) -> bytes:
 
 
 class Block:
-    """Collects the arrays of a page; ``add`` returns the number by which the header names one.
-
-    Example::
-
-        >>> block = Block()
-        >>> text = block.pack({"bits": block.add(np.zeros(3), "float32")})
-        >>> header, arrays = unpack(text)
-        >>> arrays[header["bits"]]
-        array([0., 0., 0.], dtype=float32)
-    """
+    """Collects the arrays of a page; ``add`` returns the number by which the header names one."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] = {}

@@ -253,7 +253,6 @@ def _summary(
 def _columns(
     scores: Tensor, asked: Sequence[int], n_classes: int, labels: Sequence[str] | None
 ) -> list[int]:
-    """The requested outputs and the most probable ones, the most probable first."""
     if labels is not None and len(labels) != len(scores):
         raise ValueError(
             f"labels has {len(labels)} names for {len(scores)} outputs; give one for each"
@@ -270,7 +269,6 @@ def _columns(
 def _check(
     methods: Mapping[str, WindowEvidence], example: int | None
 ) -> tuple[int, WindowEvidence]:
-    """The number of the example, and the evidence of the first method."""
     if not methods:
         raise ValueError("evidence is an empty table; give the evidence of at least one method")
     first = next(iter(methods.values()))
@@ -332,7 +330,6 @@ def _method_header(
 def _totals(
     evidence: WindowEvidence, number: int, columns: Sequence[int], names: Sequence[str]
 ) -> list[str | None]:
-    """All evidence for each class that is offered."""
     named = zip(columns, names, strict=True)
     return [words.total_words(evidence, number, column, name) for column, name in named]
 
@@ -478,7 +475,6 @@ def _test_header(
 
 
 def _rows(before: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each setting as a name and a text; nested names are joined."""
     for name, value in settings.items():
         whole = f"{before} {name}".strip().replace("_", " ")
         if isinstance(value, Mapping):

@@ -118,7 +118,6 @@ def told(
 
 
 def _small_signal(shown: Floats, values: Floats) -> Bytes:
-    """A small picture of a signal (T, C) over its map (T,)."""
     figure = new_figure((SIGNAL_SIDE / 100, SIGNAL_SIDE / 100), use_pyplot=False)
     axes = figure.subplots()
     draw_signal(axes, shown, values, checked_scale(None, values))

@@ -214,7 +214,6 @@ class Asker:
         return copies
 
     def _stacked(self, keys: list[Key], found: dict[Key, Tensor], n_samples: int) -> Tensor:
-        """Scores (S, K, columns), NaN where they are not known."""
         unknown = self.seen.new_full((n_samples, self.seen.shape[1]), math.nan)
         if not keys:
             return unknown.unsqueeze(1)[:, :0]
@@ -226,6 +225,5 @@ def _digest(mask: Tensor) -> bytes:
 
 
 def _bounds(mask: Tensor) -> Bounds:
-    """The smallest box that holds all pixels of a mask (*space)."""
     places = np.nonzero(mask.numpy())
     return tuple(int(at.min()) for at in places), tuple(int(at.max()) + 1 for at in places)

@@ -175,7 +175,6 @@ class Run:
                 self._run_shared(example, labels, batch_sizes, bar.update)
 
     def _chunks(self, number: int, example: int, batch_size: BatchSize) -> list[Chunk]:
-        """This rank's regions of a part of one example."""
         part = self.plan.parts[number]
         n_samples = self.sampling.in_context(part.context).n_samples
         return rank_chunks(
@@ -415,8 +414,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
                 type(self).was_told = True
                 warn_user(
                     f"this will take a while: {costs(self._n_passes, seconds)}. Pass "
-                    "show_progress=True to watch it, and larger strides or fewer sizes for fewer "
-                    "passes. This is said once."
+                    "show_progress=True to watch it, and fewer superpixels or larger strides for "
+                    "fewer passes. This warning is given once."
                 )
             self._warns = False
         shown: bool | None = super().update(n)

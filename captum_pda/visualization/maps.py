@@ -212,10 +212,6 @@ def visualize_evidence_parts(
 
     Returns:
         The figure and its axes: the image, the combined map, then one for each part.
-
-    Example::
-
-        >>> visualize_evidence_parts(PDA(model).evidence(image), husky)
     """
     if len(evidence.inputs) != 1 or len(evidence.scores) != 1 or evidence.inputs[0].dim() != 4:
         raise ValueError(

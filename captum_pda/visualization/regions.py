@@ -285,7 +285,6 @@ def draw_outlines(
 
 
 def _look_closely(axes: Axes, shown: Floats, region: StrongRegion, colour: str) -> None:
-    """Draw a region with its surroundings."""
     drawing.draw_picture(axes, shown)
     drawing.outline_pixels(axes, region.pixels, colour, region.uncertain)
     ends = []

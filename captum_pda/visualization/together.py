@@ -50,10 +50,6 @@ def visualize_interactions(
 
     Returns:
         The figure and its axes: the photo and the matrix.
-
-    Example::
-
-        >>> visualize_interactions(evidence.interactions(husky), mean=0.5, std=0.5)
     """
     game = interactions.coalitions
     shown = _picture(game.evidence.inputs[0][game.example] if image is None else image, mean, std)
@@ -118,10 +114,6 @@ def visualize_parts(
 
     Returns:
         The figure and its axes, one for each part.
-
-    Example::
-
-        >>> visualize_parts([*evidence.sufficient(), evidence.necessary()], image[0])
     """
     several = [parts] if isinstance(parts, DecidingPart) else list(parts)
     if not several:

@@ -156,7 +156,7 @@ def test_a_writer_without_a_method_is_refused_before_the_first_example(name):
     writer, examples = Keeping(), Examples(None)
     setattr(writer, name, None)
     for given in (writer, Keeping):
-        with pytest.raises(TypeError, match="is no object with a method"):
+        with pytest.raises(TypeError, match="has no method"):
             explain_dataset(EfficientPDA(make_classifier()), examples, given)
     assert examples.read == []
 

@@ -168,12 +168,10 @@ class _Call:
         self.tensors = find((args, kwargs), PerturbedTensor)
 
     def result(self) -> Any:
-        """Call the function with ordinary tensors instead of perturbed ones."""
         args, kwargs = replaced((self.args, self.kwargs), PerturbedTensor, PerturbedTensor.own)
         return self.func(*args, **kwargs)
 
     def declared_writes(self) -> list[Any]:
-        """The arguments that an operation of ``torch.ops`` declares to write."""
         into: list[Any] = []
         for schema in _torch.operator_schemas(self.func):
             for position, argument in enumerate(schema.arguments):
@@ -270,7 +268,6 @@ class PassFollower:
         )
 
     def _incrementally(self, call: _Call) -> Any:
-        """Apply the rule of a function to the contents of the perturbed tensors."""
         out_of_place = IN_PLACE.get(call.func, call.func)
         rule = RULES.get(out_of_place)
         if rule is None:

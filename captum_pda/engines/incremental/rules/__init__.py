@@ -106,7 +106,7 @@ def arranged(
     try:
         made.signature.bind(None, None, *args, **kwargs)  # the state, the function
     except TypeError:
-        raise NoRule("its arguments are given in a form that the rule does not know") from None
+        raise NoRule("the rule does not support this form of its arguments") from None
     return args, kwargs, in_place
 
 
