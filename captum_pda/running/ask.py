@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -30,7 +29,7 @@ from captum_pda.running.sampling import Sampling, score_regions
 #: A box: the first pixel, and the one past the last.
 Bounds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
-#: A question: the example, the context, a hash of the pixels, and the box of draws.
+#: A question: the example, the context, the pixels, and the box of draws.
 Key: TypeAlias = tuple[int, str, bytes, Bounds | None]
 
 #: Values of copies that are held at once, and scores that are kept for later questions.
@@ -115,38 +114,34 @@ class Asker:
             )
         sampling = replace(self.sampling.in_context(CONTEXTS[context]), common_draws=True)
         n_samples = sampling.n_samples
-        where = None
-        if n_samples > 1:
-            where = _bounds(
-                torch.ones(hidden.shape[1:], device="cpu") if box is None else box.cpu()
-            )
-        keys: list[Key] = [(number, context, _digest(mask), where) for mask in hidden]
-        found = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
+        box = torch.ones(space, device="cpu") if box is None else box.cpu()
+        where = _bounds(box) if n_samples > 1 else None
+        packed = (np.packbits(mask).tobytes() for mask in hidden.numpy())
+        keys: list[Key] = [(number, context, pixels, where) for pixels in packed]
+        if len(self._known) * self.seen.shape[1] * n_samples > MAX_KEPT_SCORES:
+            self._known.clear()
+        known = self._known
+        new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in known}
         bar = progress
         if not isinstance(bar, ProgressBar):
             bar = ProgressBar(len(new) * n_samples, bar, warns=True)
+        for key in [key for key, mask in new.items() if not mask.any()]:
+            known[key] = self.seen[number].expand(n_samples, -1)
+            del new[key]
+            bar.update(n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar, evaluation_mode(self.call.forward_func):
-                for key in [key for key, mask in new.items() if not mask.any()]:
-                    found[key] = self.seen[number].expand(n_samples, -1)
-                    del new[key]
-                    bar.update(n_samples)
                 for start in range(0, len(new), at_once):
                     chunk = list(new)[start : start + at_once]
                     masks = torch.stack([new[key] for key in chunk])
                     copies = self._copies(number, masks, context, where, sampling)
                     for place, scores in self._finished(number, copies, bar.update):
-                        found[chunk[place]] = scores
+                        known[chunk[place]] = scores
         except BaseException as error:
-            attach_result(error, self._stacked(keys, found, n_samples))
+            attach_result(error, self._stacked(keys, n_samples))
             raise
-        finally:
-            for key, scores in found.items():
-                if (len(self._known) + 1) * scores.numel() <= MAX_KEPT_SCORES:
-                    self._known[key] = scores
-        return self._stacked(keys, found, n_samples)
+        return self._stacked(keys, n_samples)
 
     def _finished(
         self, number: int, copies: Tensor, advance: Advance = lambda rows: None
@@ -198,16 +193,12 @@ class Asker:
         copies[(slice(None), slice(None), *inside)] = fills[:, 0]
         return copies
 
-    def _stacked(self, keys: list[Key], found: dict[Key, Tensor], n_samples: int) -> Tensor:
+    def _stacked(self, keys: list[Key], n_samples: int) -> Tensor:
         """Scores (S, K, columns), NaN where they are not known."""
         unknown = self.seen.new_full((n_samples, self.seen.shape[1]), math.nan)
         if not keys:
             return unknown.unsqueeze(1)[:, :0]
-        return torch.stack([found.get(key, unknown) for key in keys], dim=1)
-
-
-def _digest(mask: Tensor) -> bytes:
-    return hashlib.blake2b(np.packbits(mask.numpy()).tobytes(), digest_size=16).digest()
+        return torch.stack([self._known.get(key, unknown) for key in keys], dim=1)
 
 
 def _bounds(mask: Tensor) -> Bounds:
