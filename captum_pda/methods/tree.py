@@ -377,7 +377,7 @@ def _tree_of(
     images: Tensor, regions: FeatureMaskRegions, example: int, nested: NestedTree | None
 ) -> RegionTree:
     """The tree of an example: the one that was given, or one that follows the image."""
-    numbers = regions.numbers[0 if len(regions.numbers) == 1 else example].numpy()
+    numbers = regions.of_pixels(example).numpy()
     labels, leaves = np.unique(numbers, return_inverse=True)
     leaves = leaves.reshape(numbers.shape)
     if nested is None:

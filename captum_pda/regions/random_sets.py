@@ -82,7 +82,7 @@ class RandomSets:
     def boxes(self, example: int) -> tuple[ShownSets, ...]:
         """The sets of an example, whose box is the whole input."""
         return tuple(
-            ShownSets(_row(division, example), seen, first=int(members[0]))
+            ShownSets(division.of_pixels(example), seen, first=int(members[0]))
             for division, seen, members in zip(
                 self.divisions, self.seen, self.members(example), strict=True
             )
@@ -154,7 +154,7 @@ class RandomSets:
     def _design(self, example: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """The shares z - 1/2 of all regions of all divisions that are seen in each set (sets, Q),
         and those that lie in each region that is asked about (regions, Q)."""
-        rows = [_row(division, example).flatten().numpy() for division in self.divisions]
+        rows = [division.of_pixels(example).flatten().numpy() for division in self.divisions]
         sizes = [len(division) for division in self.divisions]
         counts = [np.bincount(row, minlength=size) for row, size in zip(rows, sizes, strict=True)]
 
@@ -171,14 +171,8 @@ class RandomSets:
             seen @ shares(row, size) for seen, row, size in zip(self.seen, rows, sizes, strict=True)
         ]
         present = np.concatenate(counts) > 0
-        asked = _row(self.regions, example).flatten().numpy()
+        asked = self.regions.of_pixels(example).flatten().numpy()
         return (np.concatenate(design) - 0.5) * present, shares(asked, len(self.regions))
-
-
-def _row(regions: FeatureMaskRegions, example: int) -> Tensor:
-    """The region of each pixel of an example, (*space)."""
-    numbers: Tensor = regions.numbers[0 if len(regions.numbers) == 1 else example]
-    return numbers
 
 
 def _drawn(n_regions: int, count: int, seed: int) -> npt.NDArray[np.bool_]:
