@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -67,10 +66,6 @@ class Ranks:
         sent = tensor.to(device).contiguous().clone()
         self._communicate(dist.all_reduce, sent)
         return sent.to(tensor.device)
-
-    def from_rank(self, rank: int, tensor: Tensor) -> Tensor:
-        """The tensor of one rank; the others give one of the same shape and dtype."""
-        return self.sum(tensor if rank == self.rank else torch.zeros_like(tensor))
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:

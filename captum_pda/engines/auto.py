@@ -28,7 +28,7 @@ from captum_pda.engines.protocol import (
 )
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_choice
-from captum_pda.regions.protocol import Integers, Windows
+from captum_pda.regions.protocol import Windows
 
 ENGINES = ("auto", "dense", "incremental")
 #: Copies that the dense engine is timed on, and that the incremental engine runs before it is
@@ -78,30 +78,14 @@ class PreparedAuto:
         self._copies: Counter[tuple[int, ...]] = Counter()
         #: The time of a dense copy; None until it is measured.
         self._dense_seconds: float | None = None
-        #: While windows run: the numbers of those that are done, and their scores.
-        self._found: list[tuple[Integers, Tensor]] = []
-        self._running: tuple[PreparedBatches, Integers] | None = None
-        self._n_windows = 0
-
-    @property
-    def unfinished(self) -> Tensor | None:
-        found = list(self._found)
-        if self._running is not None:
-            engine, numbers = self._running
-            found += [(numbers, one) for one in (engine.unfinished,) if one is not None]
-        if not found:
-            return None
-        n_samples, _, n_columns = found[0][1].shape
-        scores = found[0][1].new_full((n_samples, self._n_windows, n_columns), math.nan)
-        for numbers, some in found:
-            scores[:, torch.from_numpy(numbers).to(scores.device)] = some
-        return scores
+        #: While ``scores`` runs, what it will return, with NaN for what is still to come.
+        self.unfinished: Tensor | None = None
 
     def scores(self, grid: Windows, fills: Tensor, read: Read, advance: Advance) -> Tensor:
         if not len(grid):
             raise ValueError("the grid has no windows")
-        self._found, self._running, self._n_windows = [], None, len(grid)
-        # Windows in the middle are run and timed first.
+        self.unfinished = None
+        # Windows in the middle go first: they are timed.
         waiting = np.roll(np.arange(len(grid)), -(len(grid) // 2))
 
         def run(engine: PreparedBatches, n_copies: int | None = None) -> float:
@@ -118,15 +102,21 @@ class PreparedAuto:
 
             device_sync.wait(fills)
             start = _now(fills.device)
-            self._running = engine, numbers
             picked = torch.from_numpy(numbers).to(fills.device)
+            found: Tensor | None = None
             try:
                 found = engine.scores(grid.pick(numbers.tolist()), fills[:, picked], read, count)
             except Exception:
                 advance(-sum(advanced))  # another engine may run them again
                 raise
-            self._found.append((numbers, found))
-            self._running, waiting = None, waiting[~np.isin(waiting, numbers)]
+            finally:
+                some = engine.unfinished if found is None else found
+                if some is not None:
+                    if self.unfinished is None:
+                        shape = len(some), len(grid), some.shape[2]
+                        self.unfinished = some.new_full(shape, math.nan)
+                    self.unfinished[:, picked] = some
+            waiting = waiting[~np.isin(waiting, numbers)]
             device_sync.wait(found)
             return (_now(fills.device) - start) / (len(numbers) * len(fills))
 
@@ -141,8 +131,7 @@ class PreparedAuto:
         if self._auto.report is None or self._copies.most_common(1)[0][0] == grid.window:
             self._auto.report = report
         run(self._dense)
-        scores = cast(Tensor, self.unfinished)
-        self._found = []
+        scores, self.unfinished = cast(Tensor, self.unfinished), None
         return scores
 
     def audit(self) -> Audit:

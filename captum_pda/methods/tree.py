@@ -379,7 +379,8 @@ def _leaves(images: Tensor, feature_mask: Any, superpixels: int | None) -> Featu
 def _tree_of(
     images: Tensor, regions: FeatureMaskRegions, example: int, nested: NestedTree | None
 ) -> RegionTree:
-    numbers = regions.numbers[0 if len(regions.numbers) == 1 else example].numpy()
+    """The tree of an example: the one that was given, or one that follows the image."""
+    numbers = regions.of_pixels(example).numpy()
     labels, leaves = np.unique(numbers, return_inverse=True)
     leaves = leaves.reshape(numbers.shape)
     if nested is None:

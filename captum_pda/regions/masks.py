@@ -117,12 +117,17 @@ class FeatureMaskRegions:
         described = {"labels": list(self.labels), "numbers": self.numbers}
         return {"kind": type(self).__name__, "mask_sha256": fingerprint(described)}
 
+    def of_pixels(self, example: int) -> Tensor:
+        """The region of each pixel of an example, (*space)."""
+        numbers: Tensor = self.numbers[0 if len(self.numbers) == 1 else example]
+        return numbers
+
     def _groups(self, example: int) -> tuple[tuple[PlacedWindows, ...], tuple[Integers, ...]]:
         """Boxes and members of an example; the last result is cached."""
         row = 0 if len(self.numbers) == 1 else example
         kept = self._groups_of.get(row)
         if kept is None:
-            kept = self._grouped(self.numbers[row])
+            kept = self._grouped(self.of_pixels(example))
             self._groups_of = {row: kept}
         return kept
 

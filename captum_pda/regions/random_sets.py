@@ -75,7 +75,7 @@ class RandomSets:
 
     def boxes(self, example: int) -> tuple[ShownSets, ...]:
         return tuple(
-            ShownSets(_row(division, example), seen, first=int(members[0]))
+            ShownSets(division.of_pixels(example), seen, first=int(members[0]))
             for division, seen, members in zip(
                 self.divisions, self.seen, self.members(example), strict=True
             )
@@ -144,9 +144,9 @@ class RandomSets:
         return centre, added, error
 
     def _design(self, example: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """z - 1/2 for the regions of all divisions in each set (sets, Q), and their shares in each
-        of the regions to explain (regions, Q)."""
-        rows = [_row(division, example).flatten().numpy() for division in self.divisions]
+        """The shares z - 1/2 of all regions of all divisions that are seen in each set (sets, Q),
+        and those that lie in each region that is asked about (regions, Q)."""
+        rows = [division.of_pixels(example).flatten().numpy() for division in self.divisions]
         sizes = [len(division) for division in self.divisions]
         counts = [np.bincount(row, minlength=size) for row, size in zip(rows, sizes, strict=True)]
 
@@ -163,13 +163,8 @@ class RandomSets:
             seen @ shares(row, size) for seen, row, size in zip(self.seen, rows, sizes, strict=True)
         ]
         present = np.concatenate(counts) > 0
-        asked = _row(self.regions, example).flatten().numpy()
+        asked = self.regions.of_pixels(example).flatten().numpy()
         return (np.concatenate(design) - 0.5) * present, shares(asked, len(self.regions))
-
-
-def _row(regions: FeatureMaskRegions, example: int) -> Tensor:
-    numbers: Tensor = regions.numbers[0 if len(regions.numbers) == 1 else example]
-    return numbers
 
 
 def _drawn(n_regions: int, count: int, seed: int) -> npt.NDArray[np.bool_]:

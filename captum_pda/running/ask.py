@@ -126,14 +126,14 @@ class Asker:
             )
         sampling = replace(self.sampling.in_context(CONTEXTS[context]), common_draws=True)
         n_samples = sampling.n_samples
-        where = None
-        if n_samples > 1:
-            where = _bounds(
-                torch.ones(hidden.shape[1:], device="cpu") if box is None else box.cpu()
-            )
-        keys: list[Key] = [(number, context, _digest(mask), where) for mask in hidden]
-        found = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in found}
+        box = torch.ones(space, device="cpu") if box is None else box.cpu()
+        where = _bounds(box) if n_samples > 1 else None
+        hashes = (hashlib.sha256(np.packbits(mask).tobytes()).digest() for mask in hidden.numpy())
+        keys: list[Key] = [(number, context, pixels, where) for pixels in hashes]
+        if len(self._known) * self.seen.shape[1] * n_samples > MAX_KEPT_SCORES:
+            self._known = {}  # another thread may still read the former one
+        known = self._known
+        new = {key: mask for key, mask in zip(keys, hidden, strict=True) if key not in known}
         bar = progress
         if not isinstance(bar, ProgressBar):
             some = [mask for mask in new.values() if mask.any()] if bar is not None else []
@@ -141,27 +141,23 @@ class Asker:
             if some:
                 seconds = self.seconds_per_pass(example, some[0], context)
                 bar.expect(seconds * len(new) * n_samples)
+        for key in [key for key, mask in new.items() if not mask.any()]:
+            known[key] = self.seen[number].expand(n_samples, -1)
+            del new[key]
+            bar.update(n_samples)
         at_once = max(1, VALUES_AT_ONCE // (n_samples * self.call.inputs[0][0].numel()))
         try:
             with nullcontext() if bar is progress else bar, evaluation_mode(self.call.forward_func):
-                for key in [key for key, mask in new.items() if not mask.any()]:
-                    found[key] = self.seen[number].expand(n_samples, -1)
-                    del new[key]
-                    bar.update(n_samples)
                 for start in range(0, len(new), at_once):
                     chunk = list(new)[start : start + at_once]
                     masks = torch.stack([new[key] for key in chunk])
                     copies = self._copies(number, masks, context, where, sampling)
                     for place, scores in self._finished(number, copies, bar.update):
-                        found[chunk[place]] = scores
+                        known[chunk[place]] = scores
         except BaseException as error:
-            attach_result(error, self._stacked(keys, found, n_samples))
+            attach_result(error, self._stacked(known, keys, n_samples))
             raise
-        finally:
-            for key, scores in found.items():
-                if (len(self._known) + 1) * scores.numel() <= MAX_KEPT_SCORES:
-                    self._known[key] = scores
-        return self._stacked(keys, found, n_samples)
+        return self._stacked(known, keys, n_samples)
 
     def _finished(
         self, number: int, copies: Tensor, advance: Advance = lambda rows: None
@@ -213,15 +209,12 @@ class Asker:
         copies[(slice(None), slice(None), *inside)] = fills[:, 0]
         return copies
 
-    def _stacked(self, keys: list[Key], found: dict[Key, Tensor], n_samples: int) -> Tensor:
+    def _stacked(self, known: dict[Key, Tensor], keys: list[Key], n_samples: int) -> Tensor:
+        """Scores (S, K, columns), NaN where they are not known."""
         unknown = self.seen.new_full((n_samples, self.seen.shape[1]), math.nan)
         if not keys:
             return unknown.unsqueeze(1)[:, :0]
-        return torch.stack([found.get(key, unknown) for key in keys], dim=1)
-
-
-def _digest(mask: Tensor) -> bytes:
-    return hashlib.blake2b(np.packbits(mask.numpy()).tobytes(), digest_size=16).digest()
+        return torch.stack([known.get(key, unknown) for key in keys], dim=1)
 
 
 def _bounds(mask: Tensor) -> Bounds:

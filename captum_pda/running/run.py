@@ -323,10 +323,7 @@ def agree_on_plan(
     explained, call = plan.explained, plan.parts[0].place.call
     with ranks.failing_together():
         arguments = (
-            [
-                (part.place.name, part.place.needs, part.tensor, part.context.name)
-                for part in plan.parts
-            ],
+            [(p.place.name, p.place.needs, p.tensor, p.context.name) for p in plan.parts],
             [part.regions.settings() for part in plan.parts],
             (explained.output_shape, explained.columns, explained.region),
             explained.kind.settings(),
@@ -348,8 +345,8 @@ def agree_on_plan(
                 "the same inputs together, so give each the same ones (without a process_group, "
                 "each rank explains its own)"
             )
-    # Scores may differ by rounding, because ranks may have different processors.
-    scores = ranks.from_rank(0, plan.seen)
+    # Scores may differ by rounding, since ranks may have different processors.
+    scores = ranks.sum(plan.seen if ranks.rank == 0 else torch.zeros_like(plan.seen))
     largest = float(scores.abs().nan_to_num(0, 0, 0).max()) if scores.numel() else 0.0
     same = torch.isclose(plan.seen, scores, rtol=0, equal_nan=True, atol=MODEL_ROUNDING * largest)
     if not all(agrees for (agrees,) in ranks.gather([bool(same.all())])):
