@@ -24,8 +24,7 @@ class ResultWriter(Protocol):
     """Stores results: a ResultFolder, or anything with these methods."""
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Set the settings of all results; raises an error if there are results of other
-        settings."""
+        """Set the settings of all results; raises an error if there are others."""
         ...
 
     def stored(self, number: int) -> Record | None:

@@ -71,8 +71,8 @@ class SelfTest:
 
     @property
     def share(self) -> float:
-        """The smallest share of pixels with nearly the largest effect, if possible one that lowers
-        the prediction when it is hidden."""
+        """The smallest share with nearly the largest effect, if possible one that lowers the
+        prediction."""
         effect = (self.shown - self.hidden)[1:-1]
         has_effect = (effect > 0) & (effect >= NEARLY * effect.max())
         lowers = has_effect & (self.prediction - self.hidden[1:-1] > self._least())

@@ -337,8 +337,7 @@ def means_inside(
 
 
 def pixels_of(regions: Regions, example: int, number: int, space: tuple[int, ...]) -> Pixels:
-    """The pixels of a region, (*space); of a feature map, the pixels of the input that it
-    covers."""
+    """The pixels of a region, (*space), or those that a region of a feature map covers."""
     pixels = np.zeros(regions.space, dtype=np.bool_)
     for windows, members in zip(regions.boxes(example), regions.members(example), strict=True):
         for place in np.flatnonzero(members == number):

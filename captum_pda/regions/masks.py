@@ -202,8 +202,7 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
 
 
 def _extents(numbers: Tensor, n_regions: int) -> tuple[Integers, Integers]:
-    """The first pixel of each region and the sides of its box (0 without pixels), (regions,
-    dims)."""
+    """The first pixel and the sides (0 without pixels) of each region's box, (regions, dims)."""
     boxes = find_objects(numbers.numpy() + 1, n_regions)
     nothing = (slice(0, 0),) * numbers.dim()
     ends = np.array([[(side.start, side.stop) for side in box or nothing] for box in boxes])

@@ -37,8 +37,7 @@ def write_index(
 def index_page(
     reports: Sequence[Path], path: Path, title: str, failed: Mapping[str, str] | None = None
 ) -> bytes:
-    """The HTML of the page, with links relative to a folder; ``failed`` are photos without a
-    report, with the reason."""
+    """The page with links relative to a folder; ``failed`` are photos without a report."""
     block, entries = Block(), []
     for report in reports:
         summary, picture = read_summary(report)

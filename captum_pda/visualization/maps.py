@@ -1,5 +1,4 @@
-"""Pictures of maps in their own units: one, several side by side, or the parts of an
-explanation."""
+"""Pictures of maps: one, several side by side, or the parts of an explanation."""
 
 from __future__ import annotations
 
