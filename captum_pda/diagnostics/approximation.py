@@ -183,10 +183,6 @@ def conditional_mean_error(
         generator: seeds the choice of windows and the samples.
         arguments: others of ``evidence``: additional_forward_args, perturbations_per_eval,
             show_progress.
-
-    Example::
-
-        >>> print(diagnostics.conditional_mean_error(EfficientPDA(model), image))
     """
     n_samples = check_count("n_samples", n_samples)
     if n_samples < 2:

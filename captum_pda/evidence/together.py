@@ -49,11 +49,6 @@ class Coalitions:
         evidence, example: the evidence, with the model to ask, and the number of the example.
         numbers: the numbers of the regions, or of the given masks.
         pixels: the pixels of each region, (R, *space).
-
-    Example::
-
-        >>> coalitions = evidence.coalitions(husky, regions=3)
-        >>> coalitions.ask([[True, False, False], [True, True, False]])    # (2, classes)
     """
 
     def __init__(
@@ -362,13 +357,6 @@ class DecidingPart:
         minimal: whether it was tried to leave out each single region, without success.
         n_passes: the number of sets of regions that were tried.
         in_words: formats a prediction.
-
-    Example::
-
-        >>> (part, *others) = evidence.sufficient()
-        >>> print(part)
-        only 3 of 58 regions (6.2% of it): class 248 95% -> 61%, still first
-        >>> part.pixels                            # (height, width), true inside it
     """
 
     numbers: tuple[int, ...]

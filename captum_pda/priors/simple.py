@@ -223,11 +223,6 @@ class EmpiricalMeanPrior:
         n_samples: how many samples to average.
         generator: seeds the samples, which are the same for the same windows. Default: PyTorch's
             initial seed.
-
-    Example::
-
-        >>> noisy = EmpiricalMeanPrior(GaussianPatchPrior(18).fit(images), n_samples=10)
-        >>> EfficientPDA(model, prior=noisy).attribute(image, target=3)
     """
 
     #: Increase this whenever the same example and settings give other fills.

@@ -135,12 +135,6 @@ def visualize_evidence_multiple(
 
     Returns:
         The figure and its axes: that of the image, if given, then one for each map.
-
-    Example::
-
-        >>> evidence = EfficientPDA(model).evidence(image)
-        >>> maps = {name: evidence.attribution(c) for c, name in enumerate(names)}
-        >>> visualize_evidence_multiple(maps, image)
     """
     if isinstance(attributions, Mapping):
         if titles is not None:
