@@ -450,8 +450,7 @@ class WindowEvidence:
     def map(
         self, target: TargetType, rather_than: TargetType = None, example: int | None = None
     ) -> Tensor:
-        """The map of one example of one input tensor for ``target`` (rather than another),
-        (*space)."""
+        """The map of an ``example`` for ``target``, perhaps ``rather_than`` another, (*space)."""
         example = self.checked_example(example)
         quantity = self.outputs.quantity(target)
         if rather_than is not None:
