@@ -46,6 +46,12 @@ class DatasetSummary:
         failed: those that could not be explained, by number, with the reason.
         outdated: those whose stored result was not valid and that were explained again, by number,
             with the reason.
+
+    Example::
+
+        >>> summary = explain_dataset(EfficientPDA(model), validation_set, ResultFolder("maps"))
+        >>> summary.explained, summary.done_before, summary.failed
+        (998, 0, {17: 'image file is truncated', 312: 'image file is truncated'})
     """
 
     explained: int

@@ -225,6 +225,12 @@ class ResultFolder:
 
     Args:
         path: the folder, which is created if necessary.
+
+    Example::
+
+        >>> folder = ResultFolder("maps")
+        >>> explain_dataset(EfficientPDA(model), validation_set, folder)
+        >>> folder.read(12)
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -249,6 +249,12 @@ class EngineReport:
             not measured.
         goes_dense: the functions at which the incremental engine computed whole maps, and why.
         audit: the comparison of the last run with the dense engine; None if all windows were dense.
+
+    Example::
+
+        >>> pda = EfficientPDA(model)
+        >>> pda.attribute(image, target=3)
+        >>> print(pda.engine_report)
     """
 
     engine: str

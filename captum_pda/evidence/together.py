@@ -49,6 +49,11 @@ class Coalitions:
         evidence, example: the evidence, with the model to ask, and the number of the example.
         numbers: the numbers of the regions, or of the given masks.
         pixels: the pixels of each region, (R, *space).
+
+    Example::
+
+        >>> coalitions = evidence.coalitions(husky, regions=3)
+        >>> coalitions.ask([[True, False, False], [True, True, False]])    # (2, classes)
     """
 
     def __init__(
@@ -357,6 +362,13 @@ class DecidingPart:
         minimal: whether it was tried to leave out each single region, without success.
         n_passes: the number of sets of regions that were tried.
         in_words: formats a prediction.
+
+    Example::
+
+        >>> (part, *others) = evidence.sufficient()
+        >>> print(part)
+        only 3 of 58 regions (6.2% of it): class 248 95% -> 61%, still first
+        >>> part.pixels                            # (height, width), true inside it
     """
 
     numbers: tuple[int, ...]
@@ -581,6 +593,12 @@ class RegionGame:
         target: the output.
         context: "full" or "empty".
         show_progress: whether each call shows a progress bar.
+
+    Example::
+
+        >>> game = evidence.as_game(husky, regions=12)
+        >>> approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2)
+        >>> values = approximator.approximate(budget=300, game=game)
     """
 
     def __init__(

@@ -33,6 +33,12 @@ class FeatureMaskRegions:
 
     Args:
         mask: the number of each pixel, (1 or N, *space); one row is used for all examples.
+
+    Example::
+
+        >>> regions = FeatureMaskRegions(torch.tensor([[[0, 0, 1], [0, 2, 1]]]))
+        >>> regions.labels, regions.boxes(0)[0].window
+        ((0, 1, 2), (1, 1))
     """
 
     #: How many of the first regions are never hidden: those outside of a region of interest.

@@ -29,6 +29,12 @@ class WindowGrid:
         space: the input's spatial shape (1 to 3 dimensions).
         window: the window's shape.
         strides: the step along each axis.
+
+    Example::
+
+        >>> grid = WindowGrid((28, 28), (4, 4), (3, 3))
+        >>> len(grid), grid.corners[-1].tolist()
+        (81, [24, 24])
     """
 
     space: tuple[int, ...]
