@@ -1,5 +1,4 @@
-"""The only places that read values back from a device or make generators on it. Reading a value
-waits for the device, so none of these is called once per window or batch."""
+"""The only places that wait for a device to read a value, none of them once per window or batch."""
 
 from __future__ import annotations
 
@@ -38,16 +37,14 @@ def checksum(values: Tensor) -> int:
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """A seed drawn from ``generator``; by default PyTorch's initial seed, so that the global random
-    state is used but not changed."""
+    """A seed from ``generator``, or PyTorch's initial seed, without changing the random state."""
     if generator is None:
         return torch.initial_seed()
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
 def generator_for(numbers: Sequence[int], device: torch.device) -> torch.Generator:
-    """A generator whose numbers depend on a seed and further numbers only; trailing zeros are
-    ignored."""
+    """A generator that depends on a seed and further numbers only; trailing zeros are ignored."""
     words = list(numbers)
     while len(words) > 2 and words[-1] == 0:
         words.pop()

@@ -25,15 +25,12 @@ ROW_HEIGHT, CROP_WIDTH, WORDS_WIDTH = 1.15, 1.0, 2.4
 
 
 def write_atlas(atlas: Atlas, path: str | os.PathLike[str], n_examples: int = 24) -> Path:
-    """Write an atlas as one HTML page that needs no server and no network.
+    """Write an atlas as one HTML page that needs no server and no network; returns its path.
 
     Args:
         atlas: from ``make_atlas``.
         path: the file to write or replace.
         n_examples: the number of regions of each group to show.
-
-    Returns:
-        The path.
     """
     path = Path(path)
     write_whole(path, atlas_page(atlas, n_examples))

@@ -1,2 +1,1 @@
-"""The command ``captum-pda``. Each command has its own file (explain, atlas, fit_prior, demo); the
-others are shared."""
+"""The command ``captum-pda``: a file for each command, and what they share."""

@@ -65,8 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> int:
-    """Explain all photos, and write the picture and the page of each class; the exit code says
-    whether any photo failed."""
+    """Explain all photos, and write the atlas of each class; returns the exit code."""
     with ranks.failing_together():
         optional_module("sklearn.cluster", '"captum_pda[atlas]"')
         check_options(options)

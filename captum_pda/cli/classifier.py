@@ -325,8 +325,7 @@ class BoxMatch(nn.Module):
 
 
 def detector_transform(shortest: int, longest: int) -> Callable[[Any], Tensor]:
-    """Photos as (3, H, W) from 0 to 1, no larger than the sizes that torchvision's detector
-    uses."""
+    """Photos as (3, H, W) from 0 to 1, no larger than torchvision's detector uses them."""
     functional = optional_module("torchvision.transforms.v2.functional")
 
     def transform(photo: Any) -> Tensor:

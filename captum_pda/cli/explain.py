@@ -171,8 +171,8 @@ def explain_photos(
     writer: PhotoWriter,
     ranks: Ranks,
 ) -> int:
-    """Explain photos without a result, in all processes; print and store a summary. Returns the
-    exit code."""
+    """Explain photos without a result, in all processes, and write a summary; returns the exit
+    code."""
     photos = PhotoSet(plan, explainer.classifier.preprocessing, options)
     title = None if options.quiet or plan.folder is None else "Explaining"
     summary = explain_examples(explainer, photos, writer, ranks, title, "photo", options.debug)

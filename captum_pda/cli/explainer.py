@@ -109,8 +109,7 @@ def check_options(options: Namespace) -> None:
 def named_classes(
     options: Namespace, labels: Sequence[str]
 ) -> tuple[list[int] | None, tuple[int, ...], int | None]:
-    """The classes of --target (None without it), --contrast and --expected; refuses unknown
-    names."""
+    """The classes of --target (None without it), --contrast and --expected."""
     expected = find_class(options.expected, labels, "--expected") if options.expected else None
     pair = tuple(find_class(name, labels, "--contrast") for name in options.contrast or ())
     if pair and pair[0] == pair[1]:
@@ -180,8 +179,7 @@ class PhotoExplainer:
         return Explanation(answers, ", ".join(words), labels, evidence, decided, target)
 
     def _decided(self, evidence: WindowEvidence, expected: int) -> tuple[str, ...]:
-        """The regions that are sufficient for the answer, and those to hide for the expected
-        class."""
+        """The parts that are sufficient for the answer, and necessary to change it as expected."""
         labels, top, shown = self.classifier.labels, evidence.top(), self.show_progress
         # The most probable of exclusive classes is the answer; labels are answers from 50% on.
         is_label = len(labels) == 1 or not self.method.output_kind.are_exclusive

@@ -51,8 +51,7 @@ FromLibrary = tuple[Classifier, Callable[..., nn.Module]]
 
 
 def choose_model(name: str, weights: Path | None = None, labels: Path | None = None) -> Classifier:
-    """The model of a name, with its transforms and labels, before it is loaded; with weights and
-    labels from files, if given."""
+    """The model of a name before it is loaded, with weights and labels from files, if given."""
     if weights is not None and not weights.is_file():
         raise CommandError(f"there are no weights at {weights}; check the name after --weights")
     if name.startswith(HUGGING_FACE) or ":" in name:

@@ -24,8 +24,7 @@ class ResultWriter(Protocol):
     """Stores results: a ResultFolder, or anything with these methods."""
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Set the settings of all results; raises an error if there are results of other
-        settings."""
+        """Set the settings of all results; raises an error if there are others."""
         ...
 
     def stored(self, number: int) -> Record | None:
@@ -47,6 +46,12 @@ class DatasetSummary:
         failed: those that could not be explained, by number, with the reason.
         outdated: those whose stored result was not valid and that were explained again, by number,
             with the reason.
+
+    Example::
+
+        >>> summary = explain_dataset(EfficientPDA(model), validation_set, ResultFolder("maps"))
+        >>> summary.explained, summary.done_before, summary.failed
+        (998, 0, {17: 'image file is truncated', 312: 'image file is truncated'})
     """
 
     explained: int

@@ -150,8 +150,8 @@ def describe(
 
 
 def described(value: Any, unknown: list[str]) -> Any:
-    """A value in a readable form, or for large ones a hash; classes that cannot be hashed are added
-    to ``unknown``."""
+    """A value in readable form, or a hash; ``unknown`` gets the classes of what cannot be
+    hashed."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):

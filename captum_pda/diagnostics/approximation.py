@@ -1,5 +1,4 @@
-"""The paper's experiments: the error of the conditional mean, and the agreement of all
-algorithms."""
+"""The paper's experiments: the error of the conditional mean, and the agreement of maps."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ def chosen_windows(
     generator: torch.Generator | None,
     one: bool = False,
 ) -> WindowGrid:
-    """The requested windows of images (N, C, *space), the same for every example; or ``one`` window
-    of one image."""
+    """Windows of images (N, C, *space), the same for all examples; or ``one`` window of one
+    image."""
     check_images("inputs", inputs)
     if one and len(inputs) != 1:
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
@@ -184,10 +183,6 @@ def conditional_mean_error(
         generator: seeds the choice of windows and the samples.
         arguments: others of ``evidence``: additional_forward_args, perturbations_per_eval,
             show_progress.
-
-    Example::
-
-        >>> print(diagnostics.conditional_mean_error(EfficientPDA(model), image))
     """
     n_samples = check_count("n_samples", n_samples)
     if n_samples < 2:

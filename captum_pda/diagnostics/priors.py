@@ -88,11 +88,6 @@ def prior_quality(
         generator: draws the regions; without one they are the same in every call.
         regions: ``superpixels``, ``feature_mask`` or ``sliding_window_shapes``, as in
             ``attribute``. Default: 60 superpixels, or windows in small images.
-
-    Example::
-
-        >>> print(diagnostics.prior_quality(GaussianFieldPrior(), images, model))
-        8 images: root mean square error 0.31 (35% of the images' standard deviation); ...
     """
     check_images("inputs", inputs)
     n_draws = check_count("n_draws", n_draws)

@@ -246,10 +246,6 @@ def symmetric_relevance_gain(
             to a fill, such as ``diagnostics.prior_fill(prior)``.
         n_steps: the number of equal steps in which all pixels are removed; a map takes 2 n_steps -
             1 passes with each fill.
-
-    Example::
-
-        >>> print(diagnostics.symmetric_relevance_gain(model, image, attribution, target=3))
     """
     chosen = resolve_fills(fills)
     most: dict[str, list[Tensor]] = {name: [] for name in chosen}

@@ -33,8 +33,7 @@ class BatchSize:
         self._values = values
 
     def rows_for(self, example: Tensor, times: int = 1) -> int:
-        """The number of copies in a batch, multiplied by ``times`` if they are not stored in
-        full."""
+        """The number of copies in a batch, times ``times`` if they are not stored in full."""
         if self._rows is not None:
             return self._rows
         in_batch = VALUES_PER_BATCH["cpu" if example.device.type == "cpu" else "other"]

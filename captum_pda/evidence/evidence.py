@@ -185,8 +185,8 @@ class EvidencePart:
 def mean_map(
     maps: Sequence[Tensor], unfinished: bool = False, weights: Tensor | None = None
 ) -> Tensor:
-    """The mean of maps (N, *space) with ``weights`` (maps, N); of ``unfinished`` maps, the mean of
-    the known values at each pixel."""
+    """The mean of maps (N, *space) with ``weights`` (maps, N), or of the known values at each
+    pixel."""
     if len(maps) == 1:
         return maps[0]
     stacked = torch.stack(list(maps))
@@ -450,8 +450,7 @@ class WindowEvidence:
     def map(
         self, target: TargetType, rather_than: TargetType = None, example: int | None = None
     ) -> Tensor:
-        """The map of an example for ``target`` (rather than another output), (*space), for a single
-        input tensor."""
+        """The map of an ``example`` for ``target``, perhaps ``rather_than`` another, (*space)."""
         example = self.checked_example(example)
         quantity = self.outputs.quantity(target)
         if rather_than is not None:
@@ -621,8 +620,7 @@ class WindowEvidence:
         return example or 0
 
     def partial_attribution(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:
-        """The map of an interrupted run: each pixel has the mean of its finished regions, or
-        NaN."""
+        """The map of an interrupted run: the mean of each pixel's finished regions, or NaN."""
         return self._maps(self.outputs.quantity(target), unfinished=True)
 
     def predictions_without(self, target: TargetType = None) -> Tensor | tuple[Tensor, ...]:

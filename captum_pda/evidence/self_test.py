@@ -45,6 +45,14 @@ class SelfTest:
         hidden: P(c) with the strongest pixels hidden, or the raw output, (K,).
         shown: the same with only these pixels shown, (K,).
         measure: the measure of evidence.
+
+    Example::
+
+        >>> test = evidence.self_test(husky)
+        >>> print(test)
+        without the strongest 15%: 95% -> 3.1%; with only these: 91%
+        >>> test.gain                     # the symmetric relevance gain of this map
+        0.61
     """
 
     shares: Tensor
@@ -71,8 +79,8 @@ class SelfTest:
 
     @property
     def share(self) -> float:
-        """The smallest share of pixels with nearly the largest effect, if possible one that lowers
-        the prediction when it is hidden."""
+        """The smallest share with nearly the largest effect, if possible one that lowers the
+        prediction."""
         effect = (self.shown - self.hidden)[1:-1]
         has_effect = (effect > 0) & (effect >= NEARLY * effect.max())
         lowers = has_effect & (self.prediction - self.hidden[1:-1] > self._least())

@@ -145,8 +145,7 @@ def coalitions_of(
     rather_than: TargetType = None,
     share: float = REGION_SHARE,
 ) -> Coalitions:
-    """The regions of ``WindowEvidence.coalitions``; with ``regions=None`` all regions of one size,
-    the strongest first."""
+    """See ``WindowEvidence.coalitions``; with ``regions=None`` all regions, the strongest first."""
     number = evidence.checked_example(example)
     space = tuple(evidence.inputs[0].shape[2:])
     if isinstance(regions, Tensor | np.ndarray) and np.ndim(regions) > 1:
@@ -483,8 +482,7 @@ def deciding_parts(
     max_passes: int,
     show_progress: bool,
 ) -> list[DecidingPart]:
-    """Disjoint parts that keep the answer ``alone``, or without which it is not kept; see
-    ``sufficient`` and ``necessary`` of ``WindowEvidence``."""
+    """Disjoint parts for ``sufficient`` (``alone``) and ``necessary`` of ``WindowEvidence``."""
     check_count("n", n)
     check_count("max_passes", max_passes)
     number, measure = evidence.checked_example(example), evidence.measure
@@ -513,8 +511,7 @@ def deciding_parts(
     keep = alone or expected is not None
 
     def goal(scores: Tensor) -> bool:
-        """Whether scores reach the goal: an output is first or at the bound, or is not. NaN never
-        does."""
+        """Whether an output is first or at the bound, or is not; NaN never is."""
         if bound is not None:
             holds = float(measure.prediction(scores[wanted])) >= bound
         elif top is not None:
@@ -596,6 +593,12 @@ class RegionGame:
         target: the output.
         context: "full" or "empty".
         show_progress: whether each call shows a progress bar.
+
+    Example::
+
+        >>> game = evidence.as_game(husky, regions=12)
+        >>> approximator = shapiq.KernelSHAPIQ(n=game.n_players, max_order=2)
+        >>> values = approximator.approximate(budget=300, game=game)
     """
 
     def __init__(

@@ -148,8 +148,7 @@ class LayerPDA(LayerAttribution, AsksLayer):  # type: ignore[misc]
 
     @without_target(attribute)
     def evidence(self, given: dict[str, Any]) -> WindowEvidence:
-        """The evidence of each region of the feature map for every output; its ``inputs`` are the
-        feature maps."""
+        """The evidence of each region for every output; its ``inputs`` are the feature maps."""
         return cast(WindowEvidence, self._result(given, all_outputs=True))
 
     def _parts(

@@ -61,8 +61,7 @@ ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def arguments_of(other: Callable[..., Any]) -> Callable[[Documented], Documented]:
-    """Copy the documentation of arguments from another class or method; own entries take
-    precedence."""
+    """Copy the documentation of arguments from another object; own entries take precedence."""
 
     def document(own: Documented) -> Documented:
         text = inspect.cleandoc(own.__doc__ or "")
@@ -83,8 +82,7 @@ def without_target(
     [Callable[[Method, dict[str, Any]], Result]],
     Callable[Concatenate[Method, Tensors, Arguments], Result],
 ]:
-    """Give a method that takes a dict of arguments those of ``attribute`` except for the target, so
-    that they are listed once."""
+    """Give a method that takes a dict the arguments of ``attribute`` except for the target."""
     full = inspect.signature(attribute)
     names = [name for name in full.parameters if name != "target"]
     signature = full.replace(parameters=[full.parameters[name] for name in names])
@@ -245,8 +243,8 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
         tolerance_target: TargetType = None,
         **hidden: Any,
     ) -> WindowEvidence:
-        """Evidence for every output, or (as the only column) for each example's target; ``hidden``
-        are the arguments of ``_parts``."""
+        """Evidence for every output, or for the target only; ``hidden`` are the arguments of
+        ``_parts``."""
         ranks = Ranks(self.process_group)
         title = self.get_name() if show_progress and ranks.rank == 0 else None
         rows = perturbations_per_eval

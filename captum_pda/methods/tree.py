@@ -237,8 +237,8 @@ class TreePDA(PerturbationPDA):
     def _grow(
         self, given: dict[str, Any], result: Callable[[ModelCall, list[OwenTree]], Any]
     ) -> Any:
-        """Grow the trees of all examples, from the arguments of a public method. An interruption
-        carries the result of the trees so far."""
+        """The result of the trees of all examples; an interruption carries that of the trees so
+        far."""
         n_evaluations = check_count("n_evaluations", given["n_evaluations"])
         rows, mask, nested = given["perturbations_per_eval"], given["feature_mask"], given["tree"]
         if nested is not None and mask is None:

@@ -239,7 +239,7 @@ class ModelCall:
     def _among(
         self, example: int, n_rows: int, strength: float = 0.5, changes_last: bool = False
     ) -> Tensor:
-        """The outputs of changed copies of an example, and last of itself, or of one more changed
+        """The outputs of changed copies of an example, and last of itself or of another changed
         copy."""
         copies = {}
         for number, tensor in enumerate(self.inputs):
@@ -249,8 +249,7 @@ class ModelCall:
         return self.with_copies(example, copies)
 
     def _mismatch(self, outputs: Tensor, n_rows: int) -> tuple[int, Tensor] | Exception | None:
-        """An example whose outputs differ among changed copies, with these outputs; or the error of
-        running them; None if all is well."""
+        """An example with other outputs among changed copies, and these; or an error; or None."""
         try:
             for example in sorted(self._examples_to_check(n_rows)):
                 found = self._among(example, n_rows)

@@ -136,8 +136,7 @@ def _is_compiled(module: object) -> bool:
 
 
 def _modules_of(forward_func: object) -> list[nn.Module]:
-    """The modules of the model, or the compiled modules of a function, whose calls are
-    invisible."""
+    """The modules of a model, or the compiled modules of a function, whose calls are hidden."""
     model = model_of(forward_func)
     if model is not None:
         return [model]
@@ -181,8 +180,7 @@ def set_random_state(state: RandomState) -> None:
 
 
 def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """Functions that get and set the random states of PyTorch, Python, NumPy and the devices in
-    use."""
+    """Functions that get and set the random states of PyTorch, Python, NumPy and devices."""
     # As an array, which is pickled a hundred times faster.
     yield lambda: torch.get_rng_state().numpy(), _set_rng_state
     yield random.getstate, random.setstate

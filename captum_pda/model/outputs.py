@@ -105,8 +105,8 @@ def one_row_each(outputs: object, n_rows: int) -> Tensor:
 def agree(
     outputs: Tensor, expected: Tensor, beside: Tensor | None = None, share: float | None = None
 ) -> bool:
-    """Whether outputs differ only by rounding, or by this share of the largest of them and of those
-    ``beside`` them."""
+    """Whether outputs differ by rounding, or this share of the largest of them and those
+    ``beside``."""
     if outputs.shape != expected.shape:
         return False
     if share is None:
@@ -405,8 +405,8 @@ class ExplainedOutputs:
         return torch.cat([self.for_example(n)(outputs[n : n + 1]) for n in range(len(outputs))])
 
     def watched_columns(self, target: TargetType, scores: Tensor, name: str) -> list[int]:
-        """The column of each example that ``target`` names; by default the largest of its scores
-        (N, columns). Errors call the target ``name``."""
+        """The column of each example's ``target``, called ``name`` in errors; by default the
+        largest."""
         if target is None and self.kind.has_probabilities and len(self.output_shape) <= 1:
             predicted: list[int] = scores.argmax(dim=1).tolist()
             return predicted

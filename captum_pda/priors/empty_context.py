@@ -68,8 +68,8 @@ class EmptyContext:
         return nothing.to(example.dtype)
 
     def seen_alone(self, example: Tensor, windows: Windows) -> tuple[Windows, Tensor]:
-        """Each region as the only visible part: the boxes that differ from ``nothing_seen``, and
-        their contents (W, C, *box)."""
+        """Each region alone: boxes that differ from ``nothing_seen``, and their contents (W, C,
+        *box)."""
         if hasattr(self._prior, "seen_alone"):
             boxes, contents = self._prior.seen_alone(example, windows)
             expected = (len(windows), len(example), *boxes.window)

@@ -349,8 +349,7 @@ class _Spectrum:
         return np.asarray(self.level / self.n_pixels)
 
     def most_likely(self) -> tuple[float, float, Tensor]:
-        """The correlation length, the smoothness and the covariance of colours of maximum
-        likelihood."""
+        """The maximum likelihood estimates of correlation length, smoothness and colours."""
         # The mean was fitted too, which uses up one image's lowest coefficient.
         lowest = self.level_squares - self.n_pixels * np.outer(self.mean, self.mean)
         counts = np.append(self.counts, self.n_images - 1)

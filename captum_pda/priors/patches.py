@@ -266,8 +266,8 @@ class GaussianPatchPrior(BlurredContext):
     def _conditional(
         self, ring: Integers, region: Integers, drawing: bool, like: Tensor
     ) -> tuple[Tensor, ...]:
-        """The means of ring and region, (S_wr S_rr^-1)^T, and if needed a factor of the conditional
-        covariance; cached."""
+        """The means of ring and region, (S_wr S_rr^-1)^T, and perhaps a factor of the
+        covariance."""
         key = (ring.tobytes(), region.tobytes(), drawing, like.dtype, like.device)
         found = self._kept.get(key)
         if found is not None:

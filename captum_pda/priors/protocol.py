@@ -146,8 +146,8 @@ def _already_there(target: Path) -> FileExistsError:
 
 
 class StoredTensors:
-    """An open file of ``save_tensors``: its settings and the shapes of its tensors, which are
-    checked before any tensor is read."""
+    """An open file of ``save_tensors``: its settings, and shapes that are checked before
+    reading."""
 
     def __init__(self, file: Any, file_format: str = FILE_FORMAT) -> None:
         self._file = file
@@ -170,8 +170,7 @@ class StoredTensors:
     def read(
         self, shapes: Mapping[str, list[int]], dtypes: Sequence[str] = ("F64",), finite: bool = True
     ) -> dict[str, Tensor]:
-        """Read the tensors; refuses missing, extra or misshapen ones, other dtypes, and values that
-        are not ``finite``."""
+        """Read tensors of these shapes and dtypes, which are ``finite``; refuses all others."""
         if missing := sorted(set(shapes) - set(self.shapes)):
             raise ValueError(f"it lacks the tensors {missing}, which belong to it")
         if extra := sorted(set(self.shapes) - set(shapes)):

@@ -56,6 +56,10 @@ class ConstantPrior(_OneImage):
 
     Args:
         value: a number, one number per channel (C,), or a whole baseline (C, *space).
+
+    Example::
+
+        >>> EfficientPDA(model, prior=ConstantPrior(0.0)).attribute(image, target=3)
     """
 
     def __init__(self, value: float | Tensor = 0.0) -> None:
@@ -173,6 +177,10 @@ class MapMeanPrior(_OneImage):
     This is LayerPDA's default: the covariance of a thousand channels at 7 x 7 places could not be
     estimated. In the empty context, and for a region that is the whole map, it is the mean of the
     map.
+
+    Example::
+
+        >>> LayerPDA(model, model.layer4, prior=MapMeanPrior()).attribute(image, target=3)
     """
 
     def conditional_mean(self, example: Tensor, regions: Windows) -> Tensor:

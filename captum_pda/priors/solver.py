@@ -146,8 +146,8 @@ class HiddenPixels:
     # Solutions
 
     def solve(self, right: Tensor, scale: Tensor) -> Tensor:
-        """Solve Q_hh x = right, (W, K, *box), with x = 0 outside of the regions and errors relative
-        to ``scale``, (W, K)."""
+        """Solve Q_hh x = right, (W, K, *box), with x = 0 outside; errors are relative to
+        ``scale``."""
         have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS
         if have_modes and not self._beta:
             return self._solve_windows(right)

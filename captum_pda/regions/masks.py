@@ -33,6 +33,12 @@ class FeatureMaskRegions:
 
     Args:
         mask: the number of each pixel, (1 or N, *space); one row is used for all examples.
+
+    Example::
+
+        >>> regions = FeatureMaskRegions(torch.tensor([[[0, 0, 1], [0, 2, 1]]]))
+        >>> regions.labels, regions.boxes(0)[0].window
+        ((0, 1, 2), (1, 1))
     """
 
     #: How many of the first regions are never hidden: those outside of a region of interest.
@@ -207,8 +213,7 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
 
 
 def _extents(numbers: Tensor, n_regions: int) -> tuple[Integers, Integers]:
-    """The first pixel of each region and the sides of its box (0 without pixels), (regions,
-    dims)."""
+    """The first pixel and the sides (0 without pixels) of each region's box, (regions, dims)."""
     boxes = find_objects(numbers.numpy() + 1, n_regions)
     nothing = (slice(0, 0),) * numbers.dim()
     ends = np.array([[(side.start, side.stop) for side in box or nothing] for box in boxes])

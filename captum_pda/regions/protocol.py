@@ -51,8 +51,7 @@ class Windows(Protocol):
 
 
 def drawing_numbers(windows: Windows) -> tuple[int, int]:
-    """Seeds for the samples of these regions. Labels of a mask may repeat between masks, so the
-    shape of the first region is part of the seed."""
+    """Seeds for samples: the first region's number and, since masks may share it, its shape."""
     if windows.hidden is None or not len(windows):
         return windows.first, 0
     shape = np.packbits(windows.hidden[0].cpu().numpy()).tobytes()

@@ -34,6 +34,11 @@ class Superpixels(FeatureMaskRegions):
         images: the inputs, (N, C, *space) with two or three spatial dimensions.
         granularity: the approximate number of regions in each.
         roi: a region of interest, (*space): nothing outside of it is hidden, and maps are 0 there.
+
+    Example::
+
+        >>> Superpixels(images, 60).numbers.shape
+        torch.Size([8, 224, 224])
     """
 
     def __init__(self, images: Tensor, granularity: int, roi: Tensor | None = None) -> None:

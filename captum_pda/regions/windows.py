@@ -130,8 +130,7 @@ class WindowGrid:
         return block_pixels(self.corner_array, self.window, self.space, device)
 
     def average(self, values: Tensor) -> Tensor:
-        """Give each pixel the mean value of the windows that cover it, (..., W) to (...,
-        *space)."""
+        """Give each pixel the mean of its windows' values, (..., W) to (..., *space)."""
         if self.selected is not None:
             raise ValueError("only values of the whole grid can be averaged, not those of a part")
         averaged = values.reshape(*values.shape[:-1], *self.shape)
@@ -235,8 +234,7 @@ MOST_WINDOWS = 1500
 def default_grids(
     space: tuple[int, ...], strides: Extent | None = None, context: Context = CONTEXTS["full"]
 ) -> tuple[WindowGrid, ...]:
-    """Windows in proportion to the input's shorter side. Given strides apply to every size, limited
-    to the width of its windows."""
+    """Windows in proportion to the shorter side; given strides are at most their width."""
     side = min(space)
     grids: dict[tuple[int, ...], WindowGrid] = {}
     for share, step in context.large_windows if side >= LARGE_SIDE else context.small_windows:
@@ -258,8 +256,7 @@ def default_grids(
 def scale_grids(
     space: tuple[int, ...], scales: Scales, strides: Extent | Sequence[Extent] | None
 ) -> tuple[WindowGrid, ...]:
-    """A grid for each size, such as (16, 32, 64), with one stride for all sizes or one for each; by
-    default a quarter of the window."""
+    """A grid for each size, with one stride for all sizes or one for each."""
     sizes = [scales] if is_integer(scales) else scales
     if not isinstance(sizes, Sequence) or not sizes or isinstance(sizes, str):
         raise TypeError(f"scales={scales!r} must be a tuple of sizes, such as scales=(16, 32, 64)")

@@ -19,15 +19,12 @@ SUMMARY_BYTES = 200_000
 def write_index(
     reports: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str], title: str = "Photos"
 ) -> Path:
-    """Write a page that lists reports, which can be sorted, filtered and opened there.
+    """Write a page that lists reports, to be sorted, filtered and opened there; returns its path.
 
     Args:
         reports: files that ``write_report`` wrote; links to them are relative to the index.
         path: the file to write, usually ``index.html`` in the folder of the reports.
         title: the title.
-
-    Returns:
-        The path.
     """
     path = Path(path)
     write_whole(path, index_page([Path(report) for report in reports], path, title))
@@ -37,8 +34,7 @@ def write_index(
 def index_page(
     reports: Sequence[Path], path: Path, title: str, failed: Mapping[str, str] | None = None
 ) -> bytes:
-    """The HTML of the page, with links relative to a folder; ``failed`` are photos without a
-    report, with the reason."""
+    """The page with links relative to a folder; ``failed`` are photos without a report."""
     block, entries = Block(), []
     for report in reports:
         summary, picture = read_summary(report)

@@ -90,8 +90,8 @@ def thumbnail(pixels: Bytes, side: int) -> bytes:
 def fills_sprite(
     part: EvidencePart, example: Tensor, number: int, prior: Any
 ) -> tuple[Tensor, list[int], int]:
-    """The fills of each window as tiles of one picture (C, H, W); the shape of a tile, and the
-    number of tiles in a row."""
+    """The fills of windows as tiles of one picture (C, H, W), the tile's shape, and tiles in a
+    row."""
     count = len(part.regions)
     most = min(MAX_TILE, max(2, int(math.sqrt(MAX_SPRITE_PIXELS / max(count, 1)))))
     sides = [max(1, min(side, most)) for side in part.size]
@@ -106,8 +106,7 @@ def fills_sprite(
 
 
 def filled_photo(part: EvidencePart, example: Tensor, number: int, prior: Any) -> Tensor:
-    """The example (C, H, W) with every region filled separately, in one picture, since such regions
-    do not overlap."""
+    """The example (C, H, W) with every region filled separately; such regions do not overlap."""
     filled = example.clone(memory_format=torch.contiguous_format)
     for windows, _, fills in _fills(part, example, number, prior):
         if windows.hidden is None:

@@ -118,9 +118,6 @@ def write_report(
         boxes: for a detector, the left, top, right and bottom of a box in the image to draw for
             outputs, by their numbers.
 
-    Returns:
-        The path, or the page.
-
     Example::
 
         >>> evidence = PDA(model).evidence(image)

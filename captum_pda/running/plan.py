@@ -187,8 +187,8 @@ def groups(parts: tuple[Part, ...]) -> list[list[int]]:
 def with_tolerance(
     plan: Plan, sampling: Sampling, tolerance: float | None, target: TargetType, measure: Measure
 ) -> Sampling:
-    """The sampling, stopped when the error of ``target``, or of each example's predicted class, is
-    below a tolerance."""
+    """The sampling, stopped when the error of ``target`` (or the top class) is below a
+    tolerance."""
     if tolerance is None:
         return sampling
     explained, columns = plan.explained, [0] * len(plan.seen)

@@ -114,8 +114,7 @@ class Run:
         return found
 
     def finish(self) -> None:
-        """Run the model without each region. If an audit fails on any rank, all start again with
-        the dense engine."""
+        """Run the model without each region; densely again if an audit fails on any rank."""
         with self.ranks.failing_together():
             self._run_all()
         own = all(audit.agrees for audit in self.audits)
@@ -316,8 +315,7 @@ def agree_on_plan(
     prior: object,
     ranks: Ranks,
 ) -> Sampling:
-    """The sampling with the first rank's seed; refuses ranks with different arguments, inputs,
-    models or priors."""
+    """The sampling with the first rank's seed; refuses ranks with other arguments or models."""
     if ranks.count == 1:
         return sampling
     explained, call = plan.explained, plan.parts[0].place.call

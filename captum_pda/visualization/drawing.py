@@ -52,8 +52,7 @@ def checked_scale(scale: float | None, *maps: Floats) -> float:
 
 
 def evidence_map(attribution: Image, dims: int = 2) -> Floats:
-    """The map of one example, (*space): the value of all channels, or their sum if they differ, as
-    in a pixelwise map."""
+    """The map of one example, (*space): the common value of all channels, or their sum."""
     values = to_channels_last("attribution", attribution, dims)
     first = values[..., :1]
     if np.array_equal(values, np.broadcast_to(first, values.shape), equal_nan=True):
@@ -209,8 +208,7 @@ def draw_colorbar(
     label: str,
     own_axes: Axes | None = None,
 ) -> Colorbar:
-    """A colour bar below the axes, or in its own, for maps of one scale; with arrows if values were
-    cut."""
+    """A colour bar below the axes, or in its own; with arrows if values were cut."""
     low, high = heat_maps[0].get_clim()
     data = np.concatenate(
         [np.ma.getdata(np.ma.asarray(drawn.get_array())).ravel() for drawn in heat_maps]

@@ -1,5 +1,4 @@
-"""Pictures of maps in their own units: one, several side by side, or the parts of an
-explanation."""
+"""Pictures of maps: one, several side by side, or the parts of an explanation."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def visualize_evidence(
     fig_size: tuple[float, float] = (5, 5),
     use_pyplot: bool = True,
 ) -> tuple[Figure, Axes]:
-    """Draw a map: red for the class, blue against it, and white for zero.
+    """Draw a map, red for the class and blue against it; returns the figure and its axes.
 
     Args:
         attribution: a map of one image: a tensor (C, H, W) or (1, C, H, W), or a NumPy array (H, W,
@@ -60,9 +59,6 @@ def visualize_evidence(
         plt_fig_axis: a figure and axes to draw on, instead of new ones.
         fig_size: the size of a new figure.
         use_pyplot: whether a new figure is made by pyplot, and shown.
-
-    Returns:
-        The figure and its axes.
 
     Example::
 
@@ -136,12 +132,6 @@ def visualize_evidence_multiple(
 
     Returns:
         The figure and its axes: that of the image, if given, then one for each map.
-
-    Example::
-
-        >>> evidence = EfficientPDA(model).evidence(image)
-        >>> maps = {name: evidence.attribution(c) for c, name in enumerate(names)}
-        >>> visualize_evidence_multiple(maps, image)
     """
     if isinstance(attributions, Mapping):
         if titles is not None:

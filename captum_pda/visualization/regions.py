@@ -265,8 +265,7 @@ def visualize_explanation(
 def regions_in_words(
     measure: Measure, speak_for: Sequence[StrongRegion], speak_against: Sequence[StrongRegion]
 ) -> list[str]:
-    """A line for each region, with its number, its kind, and the answer to each question; or a line
-    that there is none."""
+    """A line for each region: number, kind and answers; or a line that there is none."""
     within = f", to within {LEAST_BITS} bits" if measure.unit == "bits" else ""
     return [
         f"{number} ({kind}) {region}"

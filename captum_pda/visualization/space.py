@@ -42,11 +42,6 @@ def visualize_signal(
         spacing: the time between two samples. Default: the axis counts samples.
         scale, mean, std, title, measure, plt_fig_axis, fig_size, use_pyplot: as for
             ``visualize_evidence``.
-
-    Example::
-
-        >>> attribution = EfficientPDA(model).attribute(ecg, target=3)
-        >>> visualize_signal(attribution, ecg, spacing=1 / 500)
     """
     values = drawing.evidence_map(attribution, 1)
     shown = drawing.picture_of_map(signal, values.shape, mean, std)
@@ -83,11 +78,6 @@ def visualize_volume(
 
     Returns:
         The figure and its axes: three slices, and the same with their evidence.
-
-    Example::
-
-        >>> attribution = EfficientPDA(model).attribute(scan, target=1)
-        >>> visualize_volume(attribution, scan, spacing=(3.0, 0.7, 0.7))
     """
     values = drawing.evidence_map(attribution, 3)
     shown = drawing.picture_of_map(volume, values.shape, mean, std)

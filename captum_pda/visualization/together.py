@@ -104,16 +104,14 @@ def visualize_parts(
     std: Numbers = None,
     use_pyplot: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """Draw the parts that decide an answer: sufficient ones alone, necessary ones faded.
+    """Draw the parts that decide an answer, one on each axes: sufficient ones alone, necessary
+    ones faded.
 
     Args:
         parts: the result of ``evidence.sufficient`` or ``evidence.necessary``.
         image: the explained image, (C, height, width).
         names: of the classes.
         mean, std, use_pyplot: as for ``visualize_evidence``.
-
-    Returns:
-        The figure and its axes, one for each part.
     """
     several = [parts] if isinstance(parts, DecidingPart) else list(parts)
     if not several:

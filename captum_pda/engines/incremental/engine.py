@@ -33,6 +33,10 @@ class IncrementalEngine:
 
     The result is that of the whole model, up to rounding. From a function without a rule on, maps
     are computed in full.
+
+    Example::
+
+        >>> EfficientPDA(model, engine=IncrementalEngine()).attribute(image, target=3)
     """
 
     def __init__(self) -> None:

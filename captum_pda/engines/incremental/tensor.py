@@ -198,8 +198,7 @@ class PassFollower:
         return tensor
 
     def finish(self, complete: bool = True) -> None:
-        """Turn the tensors that the model has kept into ordinary ones, as the dense engine leaves
-        them."""
+        """Turn tensors that the model has kept into ordinary ones."""
         kept = list(self._alive.values()) if complete else []
         self._alive.clear()
         self._finished = True

@@ -87,8 +87,7 @@ def _factor(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The correction at every place: pooled ones over their mean with zeros around the map; None if
-    all are 1."""
+    """The correction at every place: pooled ones over their padded mean; None if all are 1."""
     ones = torch.ones_like(like[:, :1])
     pooled = pool(ones, kernel, stride, padding, *args, **kwargs)
     n_axes = like.dim() - 2
