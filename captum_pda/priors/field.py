@@ -112,8 +112,7 @@ class GaussianFieldPrior(BlurredContext):
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, len(example)):
                 level = self._level(systems)
-                found = systems.solve(*systems.expected(level)) + level
-                fills[some] = found.to(example.dtype)
+                fills[some] = (systems.solve(systems.expected(level)) + level).to(example.dtype)
         return fills
 
     def sample(
@@ -131,8 +130,11 @@ class GaussianFieldPrior(BlurredContext):
             for some, systems in self._systems(example, regions, n_samples * n_channels):
                 level = self._level(systems)
                 # All in one solution: the mean of each channel, then the draws.
-                parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
-                both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+                drawn = systems.drawn(n_samples * n_channels, generator)
+                parts = zip(systems.expected(level), drawn, strict=True)
+                del drawn  # so that nothing large is held twice
+                both = systems.solve(tuple(torch.cat(each, 1) for each in parts))
+                del parts
                 drawn = both[:, n_channels:].reshape(-1, n_samples, n_channels, *regions.window)
                 roots = self._colour_roots(example, regions[some], drawn)
                 coloured = torch.einsum("wcd,wsd...->swc...", roots, drawn)
@@ -280,7 +282,11 @@ def _surrounding_colours(
     covariance of the largest likelihood of a field on these pixels.
     """
     n_dims = len(regions.window)
-    margins = tuple(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)) for n in regions.window)
+    corners, last = regions.corner_array, np.subtract(regions.space, regions.window)
+    margins = tuple(
+        min(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)), max(1, int(room)))
+        for n, room in zip(regions.window, np.maximum(corners, last - corners).max(0), strict=True)
+    )
     values, seen = boxes_with_margin(example.detach().to(dtype), regions, margins)
     inner = seen.squeeze(1)
     for axis, (margin, width) in enumerate(zip(margins, regions.window, strict=True), start=1):
@@ -292,12 +298,13 @@ def _surrounding_colours(
         both = seen.narrow(axis, 0, length) & seen.narrow(axis, 1, length)
         step = values.narrow(axis, 1, length) - values.narrow(axis, 0, length)
         found.append(step.where(both, 0).flatten(2))
-    steps = torch.cat(found, dim=2)
-    unit = steps.abs().amax(dim=(1, 2), keepdim=True)
+    sizes = [torch.linalg.vector_norm(steps, math.inf, (1, 2), keepdim=True) for steps in found]
+    unit = torch.cat(sizes, dim=1).amax(dim=1, keepdim=True)
     check_finite(unit)
-    steps /= unit.where(unit > 0, 1)
-    count = seen.flatten(1).sum(-1) - 1
-    return steps @ steps.mT / count.clamp_min(1).reshape(-1, 1, 1), unit
+    count = seen.flatten(1).sum(-1).sub(1).clamp_min(1).reshape(-1, 1, 1)
+    for steps in found:
+        steps /= unit.where(unit > 0, 1)
+    return torch.stack([steps @ steps.mT for steps in found]).sum(0) / count, unit
 
 
 class _Spectrum:
