@@ -26,7 +26,7 @@ from captum_pda.model.inputs import check_inputs
 from captum_pda.model.outputs import MAX_ROUNDING, agree, check_outputs, one_row_each, scores_of
 
 #: Up to this many arguments are tried both divided among the examples and whole.
-MAX_ARGUMENTS = 4
+MAX_ARGUMENTS = 6
 
 IS_RANDOM = (
     "the model answers the same input differently from one pass to the next, so part of the map is "
@@ -38,6 +38,7 @@ DEPENDS_ON_BATCH = (
     "the model's answer for an example depends on the other examples in its batch, as with dynamic "
     "quantisation or batch-norm without running statistics (track_running_stats=False)"
 )
+RUN_ALONE = "Each is run by itself, which takes longer"
 
 
 class ModelCall:
@@ -76,6 +77,9 @@ class ModelCall:
         #: The user's random numbers, and those of a model that draws some.
         self._random_before = random_state()
         self._own_random: RandomState | None = None
+        #: The most rows among which a copy is known to give what it gives alone; inf if it is not
+        #: compared.
+        self._n_compared = math.inf
 
     @classmethod
     def of(
@@ -153,8 +157,27 @@ class ModelCall:
         return lambda copies: self.with_copies(example, {position: copies})
 
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
-        """The model's outputs for copies of an example's tensors, by their positions."""
+        """The model's outputs for copies of an example's tensors, by their positions.
+
+        In the first batch that is much larger than what was compared, the last copy is also run
+        alone: a model may have room for some examples only, or take another way with many.
+        """
         n_copies = len(next(iter(copies.values())))
+        outputs = one_row_each(self.repeated(example, n_copies, copies), n_copies)
+        if n_copies <= 2 * self._n_compared or any(type(x) is not Tensor for x in copies.values()):
+            return outputs
+        self._n_compared = n_copies
+        last = {number: tensor[-1:] for number, tensor in copies.items()}
+        alone = one_row_each(self.repeated(example, 1, last), 1)
+        if agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
+            return outputs
+        self._n_compared = math.inf
+        again = one_row_each(self.repeated(example, n_copies, copies), n_copies)
+        if not agree(again, outputs, share=MAX_ROUNDING):
+            warn_user(IS_RANDOM)
+            return outputs
+        warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
+        self._batch_size = 1
         return one_row_each(self.repeated(example, n_copies, copies), n_copies)
 
     def repeated(
@@ -186,6 +209,7 @@ class ModelCall:
         problem = self._mismatch(outputs, n_rows)
         self._keep_own_random(start)
         if problem is None:
+            self._n_compared = n_rows if self._batch_size is None else math.inf
             return outputs
         if isinstance(problem, Exception):
             if "memory" in str(problem).lower():
@@ -305,7 +329,7 @@ class ModelCall:
             self._batch_size = before
             warn_user(f"{DEPENDS_ON_BATCH}; so does the map, on its batches")
             return outputs
-        warn_user(f"{DEPENDS_ON_BATCH}. Each is run by itself, which takes longer")
+        warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
         return alone
 
     def _find_batch_size(self, outputs: Tensor, n_rows: int, error: Exception) -> None:
