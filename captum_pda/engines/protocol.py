@@ -86,10 +86,7 @@ class BatchLoop:
         return self._batch_size.rows_for(self._example, self._times)
 
     def run(
-        self,
-        n_rows: int,
-        run_batch: RunBatch,
-        advance: Callable[[int], object] = lambda rows: None,
+        self, n_rows: int, run_batch: RunBatch, advance: Callable[[int], object] = lambda rows: None
     ) -> Tensor:
         """Run all rows, and return what ``run_batch`` keeps of each, (rows, columns)."""
         results: Tensor | None = None

@@ -159,26 +159,30 @@ class ModelCall:
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
         """The model's outputs for copies of an example's tensors, by their positions.
 
-        In the first batch that is much larger than what was compared, the last copy is also run
+        In the first batch of more than twice what was compared, the last copy is also run
         alone: a model may have room for some examples only, or take another way with many.
         """
+
+        def run(n_rows: int, some: Mapping[int, Tensor]) -> Tensor:
+            return one_row_each(self.repeated(example, n_rows, some), n_rows)
+
         n_copies = len(next(iter(copies.values())))
-        outputs = one_row_each(self.repeated(example, n_copies, copies), n_copies)
-        if n_copies <= 2 * self._n_compared or any(type(x) is not Tensor for x in copies.values()):
-            return outputs
-        self._n_compared = n_copies
-        last = {number: tensor[-1:] for number, tensor in copies.items()}
-        alone = one_row_each(self.repeated(example, 1, last), 1)
-        if agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
-            return outputs
-        self._n_compared = math.inf
-        again = one_row_each(self.repeated(example, n_copies, copies), n_copies)
-        if not agree(again, outputs, share=MAX_ROUNDING):
-            warn_user(IS_RANDOM)
-            return outputs
-        warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
-        self._batch_size = 1
-        return one_row_each(self.repeated(example, n_copies, copies), n_copies)
+        outputs = run(n_copies, copies)
+        are_whole = all(type(tensor) is Tensor for tensor in copies.values())
+        if are_whole and n_copies > 2 * self._n_compared + 1:
+            self._n_compared = n_copies
+            try:
+                alone = run(1, {number: tensor[-1:] for number, tensor in copies.items()})
+            except Exception:  # it may need more than one
+                return outputs
+            if not agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
+                if agree(run(n_copies, copies), outputs, share=MAX_ROUNDING):
+                    warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
+                    self._batch_size = 1
+                    return run(n_copies, copies)
+                self._n_compared = math.inf
+                warn_user(IS_RANDOM)
+        return outputs
 
     def repeated(
         self, example: int, n_copies: int, changed: Mapping[int, Tensor] | None = None

@@ -6,7 +6,7 @@ import dis
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FunctionType
@@ -151,24 +151,24 @@ def _modules_of(forward_func: object) -> list[nn.Module]:
         waiting.append(getattr(each, "__wrapped__", None))
         if isinstance(each, partial):
             waiting += [each.func, *each.args, *each.keywords.values()]
-        code = each if isinstance(each, FunctionType) else type(each).__call__
-        function = getattr(each, "__func__", code)
+        function = each if isinstance(each, FunctionType) else type(each).__call__
+        function = getattr(each, "__func__", function)
         if isinstance(function, FunctionType) and not isinstance(owner, nn.Module):
-            waiting += _named_in(function, owner)
+            waiting += _named_in(function, getattr(owner, "__dict__", {}))
     return [each for each in found.values() if isinstance(each, nn.Module)]
 
 
-def _named_in(function: FunctionType, owner: object) -> Iterator[Any]:
-    """What a function encloses, and the modules among its globals and the owner's attributes."""
-    yield from (function.__defaults__ or (), *(function.__kwdefaults__ or {}).values())
+def _named_in(function: FunctionType, attributes: Mapping[str, Any]) -> Iterator[Any]:
+    """What a function encloses, and the modules among its globals and these attributes."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # nothing in it yet
             yield cell.cell_contents
-    names = {step.argval for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"}
-    held = getattr(owner, "__dict__", {})
-    values = [function.__globals__.get(name) for name in names]
-    values += [held.get(name) for name in function.__code__.co_names]
-    yield from (each for each in values if isinstance(each, nn.Module))
+    for step in dis.get_instructions(function):
+        known = function.__globals__ if step.opname == "LOAD_GLOBAL" else attributes
+        value = known.get(step.argval) if isinstance(step.argval, str) else None
+        if isinstance(value, nn.Module):
+            yield value
 
 
 def model_of(forward_func: object) -> nn.Module | None:

@@ -33,12 +33,7 @@ from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import BlurredContext, EmptyContext
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.priors.solver import (
-    VALUES_AT_ONCE,
-    HiddenPixels,
-    boxes_with_margin,
-    check_finite,
-)
+from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin, check_finite
 from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
@@ -179,10 +174,7 @@ class GaussianFieldPrior(BlurredContext):
     # Fitting and storing
 
     def fit(
-        self,
-        data: Images,
-        show_progress: bool = False,
-        process_group: ProcessGroup | None = None,
+        self, data: Images, show_progress: bool = False, process_group: ProcessGroup | None = None
     ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 
