@@ -37,11 +37,7 @@ from captum_pda.evidence.strongest import StrongRegion
 from captum_pda.evidence.words import scale_words, total_words
 from captum_pda.files import remove_parts
 from captum_pda.report.report import write_report
-from captum_pda.visualization import (
-    drawing,
-    visualize_evidence_multiple,
-    visualize_explanation,
-)
+from captum_pda.visualization import drawing, visualize_evidence_multiple, visualize_explanation
 from captum_pda.visualization.regions import regions_in_words
 
 MAX_COLUMNS = 4

@@ -106,8 +106,7 @@ def removal_examples(
 
         def predict(copies: Callable[[Tensor], Tensor], n_copies: int) -> Tensor:
             found = loop.run(
-                n_copies,
-                lambda rows: kind.column(forward(copies(torch.tensor(rows))), column),
+                n_copies, lambda rows: kind.column(forward(copies(torch.tensor(rows))), column)
             )
             return measure.prediction(found[:, 0])
 

@@ -90,10 +90,7 @@ class BatchLoop:
         return self._batch_size.rows_for(self._example, self._times)
 
     def run(
-        self,
-        n_rows: int,
-        run_batch: RunBatch,
-        advance: Callable[[int], object] = lambda rows: None,
+        self, n_rows: int, run_batch: RunBatch, advance: Callable[[int], object] = lambda rows: None
     ) -> Tensor:
         """Run all rows; returns the results of ``run_batch``, (rows, columns)."""
         results: Tensor | None = None

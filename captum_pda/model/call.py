@@ -25,8 +25,8 @@ from captum_pda.model.evaluation_mode import (
 from captum_pda.model.inputs import check_inputs
 from captum_pda.model.outputs import MAX_ROUNDING, agree, check_outputs, one_row_each, scores_of
 
-#: Up to this many arguments it is tried whether each is divided among the examples.
-MAX_ARGUMENTS = 4
+#: Up to this many arguments are tried both divided among the examples and whole.
+MAX_ARGUMENTS = 6
 
 IS_RANDOM = (
     "the model answers the same input differently from one pass to the next, so part of the map is "
@@ -38,6 +38,7 @@ DEPENDS_ON_BATCH = (
     "the model's answer for an example depends on the other examples in its batch, as with dynamic "
     "quantisation or batch-norm without running statistics (track_running_stats=False)"
 )
+RUN_ALONE = "Each is run by itself, which takes longer"
 
 
 class ModelCall:
@@ -75,6 +76,9 @@ class ModelCall:
         #: The user's random state, and that of a model which draws random numbers.
         self._random_before = random_state()
         self._own_random: RandomState | None = None
+        #: The most rows among which a copy is known to give what it gives alone; inf if it is not
+        #: compared.
+        self._n_compared = math.inf
 
     @classmethod
     def of(
@@ -151,8 +155,32 @@ class ModelCall:
         return lambda copies: self.with_copies(example, {position: copies})
 
     def with_copies(self, example: int, copies: Mapping[int, Tensor]) -> Tensor:
+        """The model's outputs for copies of an example's tensors, by their positions.
+
+        In the first batch of more than twice what was compared, the last copy is also run
+        alone: a model may have room for some examples only, or take another way with many.
+        """
+
+        def run(n_rows: int, some: Mapping[int, Tensor]) -> Tensor:
+            return one_row_each(self.repeated(example, n_rows, some), n_rows)
+
         n_copies = len(next(iter(copies.values())))
-        return one_row_each(self.repeated(example, n_copies, copies), n_copies)
+        outputs = run(n_copies, copies)
+        are_whole = all(type(tensor) is Tensor for tensor in copies.values())
+        if are_whole and n_copies > 2 * self._n_compared + 1:
+            self._n_compared = n_copies
+            try:
+                alone = run(1, {number: tensor[-1:] for number, tensor in copies.items()})
+            except Exception:  # it may need more than one
+                return outputs
+            if not agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
+                if agree(run(n_copies, copies), outputs, share=MAX_ROUNDING):
+                    warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
+                    self._batch_size = 1
+                    return run(n_copies, copies)
+                self._n_compared = math.inf
+                warn_user(IS_RANDOM)
+        return outputs
 
     def repeated(
         self, example: int, n_copies: int, changed: Mapping[int, Tensor] | None = None
@@ -182,6 +210,7 @@ class ModelCall:
         problem = self._mismatch(outputs, n_rows)
         self._keep_own_random(start)
         if problem is None:
+            self._n_compared = n_rows if self._batch_size is None else math.inf
             return outputs
         if isinstance(problem, Exception):
             if "memory" in str(problem).lower():
@@ -299,7 +328,7 @@ class ModelCall:
             self._batch_size = before
             warn_user(f"{DEPENDS_ON_BATCH}; so the map depends on its batches")
             return outputs
-        warn_user(f"{DEPENDS_ON_BATCH}. Copies are run one at a time, which is slower")
+        warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
         return alone
 
     def _find_batch_size(self, outputs: Tensor, n_rows: int, error: Exception) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import dis
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -31,9 +31,10 @@ _lock = threading.Lock()
 def evaluation_mode(forward_func: object) -> Iterator[Iterable[nn.Module]]:
     """Run a model in evaluation mode, and restore its mode afterwards.
 
-    In training mode predictions are random (dropout) or depend on the other copies of the batch
-    (batch-norm, whose statistics would also change). Buffers that the model changes in evaluation
-    mode are restored too. Modules that a function calls are found when they are called.
+    In training mode a prediction is random (dropout) or depends on the other copies in its batch
+    (batch-norm, whose statistics it would change too), so its map would mean nothing. Buffers that
+    the model changes in evaluation mode too are given back. Modules that a function calls, but does
+    not name, are found when it calls them.
 
     Yields:
         The modules found so far.
@@ -136,14 +137,36 @@ def _is_compiled(module: object) -> bool:
 
 
 def _modules_of(forward_func: object) -> list[nn.Module]:
-    """The modules of a model, or the compiled modules of a function, whose calls are hidden."""
-    model = model_of(forward_func)
-    if model is not None:
-        return [model]
-    if not isinstance(forward_func, FunctionType):
-        return []
-    names = inspect.getclosurevars(forward_func)
-    return [each for each in {**names.globals, **names.nonlocals}.values() if _is_compiled(each)]
+    """The model, or the modules that a function, a partial call or an object names: it may call
+    parts of them only, or in another thread, and ask whether they are in training mode."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [forward_func]
+    for each in waiting:  # which grows by what it names
+        if id(each) in found:
+            continue
+        owner = getattr(each, "__self__", each)
+        found.update({id(each): each, id(owner): owner})
+        waiting.append(getattr(each, "__wrapped__", None))
+        if isinstance(each, partial):
+            waiting += [each.func, *each.args, *each.keywords.values()]
+        function = each if isinstance(each, FunctionType) else type(each).__call__
+        function = getattr(each, "__func__", function)
+        if isinstance(function, FunctionType) and not isinstance(owner, nn.Module):
+            waiting += _named_in(function, getattr(owner, "__dict__", {}))
+    return [each for each in found.values() if isinstance(each, nn.Module)]
+
+
+def _named_in(function: FunctionType, attributes: Mapping[str, Any]) -> Iterator[Any]:
+    """What a function encloses, and the modules among its globals and these attributes."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing in it yet
+            yield cell.cell_contents
+    for step in dis.get_instructions(function):
+        known = function.__globals__ if step.opname == "LOAD_GLOBAL" else attributes
+        value = known.get(step.argval) if isinstance(step.argval, str) else None
+        if isinstance(value, nn.Module):
+            yield value
 
 
 def model_of(forward_func: object) -> nn.Module | None:

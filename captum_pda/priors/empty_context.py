@@ -147,12 +147,13 @@ def blurred(example: Tensor, share: float = BLUR) -> Tensor:
     (benchmarks/SPEED.md).
     """
     space = tuple(example.shape[1:])
-    smooth = device_sync.in_double(example.detach()).cpu().numpy()
-    for axis, size in enumerate(space, start=1):
+    smooth = device_sync.in_double(example.detach()).cpu().numpy().copy()
+    for axis, size in enumerate(space):
         gaussian = np.exp(-0.5 * (np.arange(1 - size, size) / (share * min(space))) ** 2)
-        shape = [-1 if other == axis else 1 for other in range(smooth.ndim)]
-        smooth = fftconvolve(smooth, gaussian.reshape(shape), "same", axes=axis)
-        smooth /= fftconvolve(np.ones(size), gaussian, "same").reshape(shape)
+        shape = [-1 if other == axis else 1 for other in range(len(space))]
+        total = fftconvolve(np.ones(size), gaussian, "same").reshape(shape)
+        for channel in smooth:  # one at a time, since transforms take ten times their memory
+            channel[:] = fftconvolve(channel, gaussian.reshape(shape), "same", axes=axis) / total
     return device_sync.moved_like(torch.from_numpy(smooth), example)
 
 

@@ -33,12 +33,7 @@ from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import BlurredContext, EmptyContext
 from captum_pda.priors.protocol import Images, batches_of, opened_tensors, save_tensors
-from captum_pda.priors.solver import (
-    VALUES_AT_ONCE,
-    HiddenPixels,
-    boxes_with_margin,
-    check_finite,
-)
+from captum_pda.priors.solver import VALUES_AT_ONCE, HiddenPixels, boxes_with_margin, check_finite
 from captum_pda.regions.protocol import Windows
 
 if TYPE_CHECKING:
@@ -110,8 +105,7 @@ class GaussianFieldPrior(BlurredContext):
         with torch.autocast(example.device.type, enabled=False):
             for some, systems in self._systems(example, regions, len(example)):
                 level = self._level(systems)
-                found = systems.solve(*systems.expected(level)) + level
-                fills[some] = found.to(example.dtype)
+                fills[some] = (systems.solve(systems.expected(level)) + level).to(example.dtype)
         return fills
 
     def sample(
@@ -129,8 +123,11 @@ class GaussianFieldPrior(BlurredContext):
             for some, systems in self._systems(example, regions, n_samples * n_channels):
                 level = self._level(systems)
                 # Solved together: the mean of each channel, then the samples.
-                parts = systems.expected(level), systems.drawn(n_samples * n_channels, generator)
-                both = systems.solve(*(torch.cat(each, 1) for each in zip(*parts, strict=True)))
+                noise = systems.drawn(n_samples * n_channels, generator)
+                parts = zip(systems.expected(level), noise, strict=True)
+                del noise  # so that nothing large is held twice
+                both = systems.solve(tuple(torch.cat(each, 1) for each in parts))
+                del parts
                 drawn = both[:, n_channels:].reshape(-1, n_samples, n_channels, *regions.window)
                 roots = self._colour_roots(example, regions[some], drawn)
                 coloured = torch.einsum("wcd,wsd...->swc...", roots, drawn)
@@ -174,10 +171,7 @@ class GaussianFieldPrior(BlurredContext):
     # Fitting and storing
 
     def fit(
-        self,
-        data: Images,
-        show_progress: bool = False,
-        process_group: ProcessGroup | None = None,
+        self, data: Images, show_progress: bool = False, process_group: ProcessGroup | None = None
     ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 
@@ -276,7 +270,11 @@ def _surrounding_colours(
     the maximum likelihood covariance of a field on these pixels.
     """
     n_dims = len(regions.window)
-    margins = tuple(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)) for n in regions.window)
+    corners, last = regions.corner_array, np.subtract(regions.space, regions.window)
+    margins = tuple(
+        min(max(LEAST_SURROUNDINGS, round(SURROUNDINGS * n)), max(1, int(room)))
+        for n, room in zip(regions.window, np.maximum(corners, last - corners).max(0), strict=True)
+    )
     values, seen = boxes_with_margin(example.detach().to(dtype), regions, margins)
     inner = seen.squeeze(1)
     for axis, (margin, width) in enumerate(zip(margins, regions.window, strict=True), start=1):
@@ -288,12 +286,13 @@ def _surrounding_colours(
         both = seen.narrow(axis, 0, length) & seen.narrow(axis, 1, length)
         step = values.narrow(axis, 1, length) - values.narrow(axis, 0, length)
         found.append(step.where(both, 0).flatten(2))
-    steps = torch.cat(found, dim=2)
-    unit = steps.abs().amax(dim=(1, 2), keepdim=True)
+    sizes = [torch.linalg.vector_norm(steps, math.inf, (1, 2), keepdim=True) for steps in found]
+    unit = torch.cat(sizes, dim=1).amax(dim=1, keepdim=True)
     check_finite(unit)
-    steps /= unit.where(unit > 0, 1)
-    count = seen.flatten(1).sum(-1) - 1
-    return steps @ steps.mT / count.clamp_min(1).reshape(-1, 1, 1), unit
+    count = seen.flatten(1).sum(-1).sub(1).clamp_min(1).reshape(-1, 1, 1)
+    for steps in found:
+        steps /= unit.where(unit > 0, 1)
+    return torch.stack([steps @ steps.mT for steps in found]).sum(0) / count, unit
 
 
 class _Spectrum:

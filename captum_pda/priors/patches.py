@@ -115,10 +115,7 @@ class GaussianPatchPrior(BlurredContext):
     # Fitting
 
     def fit(
-        self,
-        data: Images,
-        show_progress: bool = False,
-        process_group: ProcessGroup | None = None,
+        self, data: Images, show_progress: bool = False, process_group: ProcessGroup | None = None
     ) -> Self:
         """Fit to a tensor (N, C, *space), an iterable of batches, a Dataset or a DataLoader.
 

@@ -16,12 +16,7 @@ from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import EmptyContext
 from captum_pda.priors.field import prior_for, prior_settings
 from captum_pda.priors.protocol import Images, PatchPrior, batches_of
-from captum_pda.regions.protocol import (
-    Windows,
-    box_values,
-    drawing_numbers,
-    inside_regions,
-)
+from captum_pda.regions.protocol import Windows, box_values, drawing_numbers, inside_regions
 
 
 class _OneImage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -94,15 +94,15 @@ class HiddenPixels:
         return mean.reshape(*mean.shape, *(1 for _ in self.box))
 
     def expected(self, level: Tensor) -> tuple[Tensor, Tensor]:
-        """The equations of the conditional mean minus the mean of the field (W or 1, C, 1...):
-        right-hand sides (W, C, *box), and the scale of errors, (W, C)."""
-        deviation = (self.values - level).where(self.seen, 0)
+        """Whose solution is the conditional mean of a field, less the field's mean (W or 1, C,
+        1...): right-hand sides (W, C, *box), and what errors are measured by, (W, C)."""
+        deviation = (level - self.values).where(self.seen, 0)
         product = _laplacian(deviation, self._degree, self._dims)
         if self._beta:
             twice = _laplacian(product * self._inside, self._degree, self._dims)
-            product = product + self._beta * twice
-        right = -_without_margin(product, self._margin, self._dims).where(self._hidden, 0)
-        # Of the pixels next to a region: the others in its box may have any values.
+            product += self._beta * twice
+        right = _without_margin(product, self._margin, self._dims).where(self._hidden, 0)
+        # Of the pixels next to a region: others in its box may have any values.
         scale = right.abs().flatten(2).amax(-1)
         check_finite(scale)
         degree = 2 * self._dims
@@ -145,26 +145,31 @@ class HiddenPixels:
 
     # Solutions
 
-    def solve(self, right: Tensor, scale: Tensor) -> Tensor:
-        """Solve Q_hh x = right, (W, K, *box), with x = 0 outside; errors are relative to
-        ``scale``."""
+    def solve(self, equations: Iterable[Tensor]) -> Tensor:
+        """x of Q_hh x = right, (W, K, *box), 0 outside of the regions, for right-hand sides and
+        what errors are measured by, (W, K). Called once: it frees what the equations came of."""
+        right, scale = equations
+        del equations, self.values, self._degree
         have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS
         if have_modes and not self._beta:
             return self._solve_windows(right)
-        # On the CPU for all devices, where superpixels are computed.
-        mask = self._hidden.squeeze(1)
-        hidden = mask.cpu().numpy()
+        # On the processor for all devices, as superpixels are found.
+        hidden, like = self._hidden.squeeze(1).cpu().numpy(), right[:0]
         matrix = self._matrix(hidden)
         # In units of the scale, since squares of tiny values are 0 in single precision.
         unit = scale.where(scale > 0, 1).cpu().numpy()
         counts = hidden.reshape(len(hidden), -1).sum(axis=1)
-        own = right.movedim(1, -1)[mask].cpu().numpy().astype(matrix.dtype, copy=False)
+        own = np.empty((counts.sum(), right.shape[1]), matrix.dtype)
+        # One after the other, since NumPy and PyTorch copy an index of several axes.
+        for column, values in zip(own.T, right.movedim(1, 0).cpu().numpy(), strict=True):
+            column[:] = values[hidden]
+        del right
         own /= unit.repeat(counts, axis=0)
-        tolerance = DOUBLE_TOLERANCE if right.dtype == torch.float64 else SINGLE_TOLERANCE
+        tolerance = DOUBLE_TOLERANCE if like.dtype == torch.float64 else SINGLE_TOLERANCE
 
         def by_windows(flat: Floats) -> Floats:
-            # Approximately the solution for windows.
-            wide = torch.zeros(*mask.shape, flat.shape[1], dtype=torch.float64, device="cpu")
+            # Nearly the solution for windows.
+            wide = torch.zeros(*hidden.shape, flat.shape[1], dtype=torch.float64, device="cpu")
             wide[hidden] = torch.from_numpy(flat)
             return self._solve_windows(wide.movedim(-1, 1)).movedim(1, -1)[hidden].numpy()
 
@@ -175,18 +180,19 @@ class HiddenPixels:
             own = solved(matrix, own, tolerance, hidden, Multigrid(matrix, hidden))
         else:
             own = solved(matrix, own, tolerance, hidden, by_windows)
-        found = right.new_zeros(*mask.shape, right.shape[1])
         own *= unit.repeat(counts, axis=0)
-        found[mask] = device_sync.moved_like(torch.from_numpy(own), right)
-        return found.movedim(-1, 1)
+        found = np.zeros((len(hidden), own.shape[1], *self.box), own.dtype)
+        for column, values in zip(own.T, found.swapaxes(0, 1), strict=True):
+            values[hidden] = column
+        return device_sync.moved_like(torch.from_numpy(found), like)
 
     def _matrix(self, hidden: Booleans) -> csr_array:
         inside = self._inside.cpu().squeeze(1).numpy() > 0
         unit = np.eye(self._dims, dtype=np.int64)
         neighbours = {tuple(row): 1.0 for row in np.concatenate([unit, -unit]).tolist()}
         if not self._beta:
-            # Long signals and smooth fields are too ill-conditioned for single precision.
-            single = self.values.dtype == torch.float32 and self._dims > 1
+            # Long signals are too badly conditioned for single precision, as smooth fields are.
+            single = self._inside.dtype == torch.float32 and self._dims > 1
             matrix = couplings(hidden, inside, neighbours, np.float32 if single else np.float64)
         else:
             # L^2 couples through all pixels in and around the box, so L is made for these.
@@ -199,27 +205,29 @@ class HiddenPixels:
         return csr_array(matrix)
 
     def _solve_windows(self, right: Tensor) -> Tensor:
+        """The solution by the eigenvectors of the Laplacian along each axis of the windows;
+        overwrites the right-hand sides."""
         hidden = self._hidden.to(right.device)
-        modes, bases = right * hidden, []
+        modes, bases = right.mul_(hidden), []
         total = torch.zeros(1, 1, *(1 for _ in self.box), dtype=torch.float64, device="cpu")
         for axis, width in enumerate(self.box):
             at_start = self._corners[:, axis] == 0
             at_end = self._corners[:, axis] + width == self._space[axis]
-            ends = torch.from_numpy(2 * at_start + at_end)
-            variants = [_axis_modes(width, start, end) for start in (0, 1) for end in (0, 1)]
+            kinds, ends = np.unique(2 * at_start + at_end, return_inverse=True)
+            variants = [_axis_modes(width, *divmod(int(kind), 2)) for kind in kinds]
             values, vectors = (
                 torch.from_numpy(np.stack(each)) for each in zip(*variants, strict=True)
             )
-            bases.append(device_sync.moved_like(vectors, right)[ends.to(right.device)])
+            bases.append(device_sync.moved_like(vectors, right)[torch.from_numpy(ends)])
             modes = _along(axis, modes, bases[-1].mT)
             shape = [len(ends), 1, *(width if a == axis else 1 for a in range(self._dims))]
-            total = total + values[ends].reshape(shape)
-        # Only a window of the whole input has the eigenvalue 0, where nothing is solved.
-        inverse = 1 / (self._kappa2 + total + self._beta * total**2).clamp_min(1e-12)
-        modes = modes * device_sync.moved_like(inverse, right)
+            total = total + values[torch.from_numpy(ends)].reshape(shape)
+        # The eigenvalue 0 is that of a window of the whole input, where nothing is solved.
+        precision = total.square().mul_(self._beta).add_(total).add_(self._kappa2)
+        modes *= device_sync.moved_like(precision.clamp_min_(1e-12).reciprocal_(), right)
         for axis, basis in enumerate(bases):
             modes = _along(axis, modes, basis)
-        return modes * hidden
+        return modes.mul_(hidden)
 
 
 class Multigrid:
@@ -241,12 +249,14 @@ class Multigrid:
             for axis in axes:
                 numbers = numbers.repeat(2, axis)
             blocks = numbers[tuple(map(slice, hidden.shape))][hidden]
+            del numbers
             ends = np.arange(len(blocks) + 1, dtype=np.int32)
             ones = np.ones(len(blocks), matrix.dtype)
             spread = csr_array((ones, blocks, ends), shape=(len(blocks), int(joined.sum())))
             steps = DAMPING / matrix.diagonal()[:, None]
             self._grids.append((matrix, steps, spread, spread.T))
-            matrix = csr_array(spread.T @ (matrix @ spread))
+            matrix = csr_array(spread.T) @ (matrix @ spread)
+            matrix.sort_indices()
             hidden = joined
         self._coarsest = matrix.diagonal()[:, None]
 
@@ -345,12 +355,13 @@ def couplings(
         near = pixels + step
         column[:] = numbers[near]
         degree += inside.reshape(-1)[near] * np.asarray(steps.get(step, 0), dtype)
+    del pixels, numbers, near  # most of the memory that all this takes
     kept = columns >= 0
     own = np.array([-steps.get(step, 0) for step in order], dtype)
     values = np.broadcast_to(own, kept.shape)[kept]
     ends = np.append(0, np.cumsum(kept.sum(axis=1), dtype=np.int32)).astype(np.int32)
     values[ends[:-1] + kept[:, : order.index(0)].sum(axis=1)] = degree
-    return csr_array((values, columns[kept], ends), shape=(len(pixels), len(pixels)))
+    return csr_array((values, columns[kept], ends), shape=(len(degree), len(degree)))
 
 
 def weighted_means(image: Tensor, seen: Tensor) -> Tensor:

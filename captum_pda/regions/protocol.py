@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -113,10 +114,10 @@ def block_pixels(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """The flat pixel numbers of blocks of one shape at several corners, (blocks, pixels)."""
-    within = np.indices(block).reshape(len(block), -1).T
     steps = row_major_steps(space)
-    flat = (corners @ steps)[:, None] + within @ steps
-    return torch.from_numpy(flat).to(device)
+    along = [np.arange(n) * step for n, step in zip(block, steps, strict=True)]
+    within = reduce(np.add.outer, along)
+    return torch.from_numpy((corners @ steps)[:, None] + within.reshape(-1)).to(device)
 
 
 @dataclass(frozen=True, eq=False)

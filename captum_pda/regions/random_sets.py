@@ -44,10 +44,7 @@ class RandomSets:
     """
 
     def __init__(
-        self,
-        regions: FeatureMaskRegions,
-        count: int,
-        divisions: Sequence[FeatureMaskRegions] = (),
+        self, regions: FeatureMaskRegions, count: int, divisions: Sequence[FeatureMaskRegions] = ()
     ) -> None:
         self.regions = regions
         self.divisions = tuple(divisions) or (regions,)

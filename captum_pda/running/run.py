@@ -186,11 +186,7 @@ class Run:
         )
 
     def _run_example(
-        self,
-        example: int,
-        chunks: dict[int, list[Chunk]],
-        batch_size: BatchSize,
-        advance: Advance,
+        self, example: int, chunks: dict[int, list[Chunk]], batch_size: BatchSize, advance: Advance
     ) -> Audit:
         """Run this rank's regions of an example on one prepared engine: ``chunks`` of parts of one
         place, tensor and context, by their numbers."""
@@ -224,11 +220,7 @@ class Run:
         return audit
 
     def _run_shared(
-        self,
-        example: int,
-        labels: list[int],
-        batch_sizes: dict[Place, BatchSize],
-        advance: Advance,
+        self, example: int, labels: list[int], batch_sizes: dict[Place, BatchSize], advance: Advance
     ) -> None:
         """Run the labels that masks of several tensors share, hidden in all of them at once."""
         parts = [(n, part) for n, part in enumerate(self.plan.parts) if part.shared_labels]

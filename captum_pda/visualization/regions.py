@@ -12,11 +12,7 @@ from matplotlib.figure import Figure
 from captum_pda._captum import TargetType
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
-from captum_pda.evidence.strongest import (
-    LEAST_BITS,
-    StrongRegion,
-    strongest_regions,
-)
+from captum_pda.evidence.strongest import LEAST_BITS, StrongRegion, strongest_regions
 from captum_pda.evidence.words import scale_words, total_words
 from captum_pda.model.measures import Measure
 from captum_pda.visualization import drawing

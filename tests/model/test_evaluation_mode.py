@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,7 +51,29 @@ WRAPPERS = {
     "cached": lambda net: functools.lru_cache(lambda x: net(x)),
     "ensemble": lambda net: lambda x: torch.stack([each(x) for each in (net, net)]).mean(0),
     "module that is no child": lambda net: Hidden(net),
+    "parts, by the mode of the whole": lambda net: (
+        lambda x: net[4:](F.dropout(net[:3](x), training=net.training))
+    ),
+    "its statistics": lambda net: functools.partial(
+        lambda net, x: net[2:](F.batch_norm(net[0](x), *statistics(net[1]), net.training)), net
+    ),
+    "another thread": lambda net: InThread(net).answer,
 }
+
+
+def statistics(norm):
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias
+
+
+class InThread:
+    """Calls its model in a thread of its own."""
+
+    def __init__(self, net):
+        self.net = net
+
+    def answer(self, x):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.net, x).result()
 
 
 class Hidden(nn.Module):

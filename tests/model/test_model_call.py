@@ -171,6 +171,18 @@ def test_a_model_that_divides_by_its_number_of_examples_is_noticed(net):
     torch.testing.assert_close(found, explain(lambda x, y: net(x) + y, images, offset))
 
 
+def test_a_model_that_has_room_for_some_examples_or_takes_another_way_with_many_is_noticed(net):
+    image = make_images(1, 3, 9, 11)
+    for model in (
+        lambda x: torch.cat([net(x[:3]), 0 * net(x[3:])]),
+        lambda x: net(x if len(x) < 5 else x.flip(-1)),
+        lambda x: net(x).index_select(0, net(x)[:, 0].argsort()) if len(x) > 9 else net(x),
+    ):
+        with pytest.warns(UserWarning, match="other examples in its batch"):
+            found = explain(model, image)
+        torch.testing.assert_close(found, explain(net, image))
+
+
 @pytest.mark.parametrize("nearly_equal", [False, True])
 @pytest.mark.parametrize("n_examples", [1, 2, 3])
 def test_a_model_that_divides_by_the_largest_value_of_its_batch_is_noticed(
@@ -348,7 +360,8 @@ def test_the_check_costs_a_small_pass_or_two(net):
         rows.clear()
         pda.attribute(make_images(n_examples, 3, 9, 11), target=1, **WINDOWS)
         assert rows[:2] == [n_examples, most]
-        # For one example also a copy alone, for several the same of a second one.
-        n_run = sum(rows) - most - (1 if n_examples == 1 else most)
+        # For one example also a copy alone, for several the same of a second one; and a copy alone
+        # that was in the first large batch.
+        n_run = sum(rows) - most - (1 if n_examples == 1 else most) - 1
         n_windows = len(pda.evidence(make_images(1, 3, 9, 11), **WINDOWS).parts[0].regions)
         assert n_run == n_examples * (1 + n_windows)
