@@ -1,8 +1,10 @@
-"""What the site needs besides its pages: links from notebooks to pages, and a sample report."""
+"""What the site needs besides its pages: a link to the repository, links from notebooks to pages,
+and a sample report."""
 
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
 import re
 import tempfile
@@ -18,6 +20,13 @@ SHOWN_ON = {"benchmarks/FAITHFULNESS.md": "measured.md"}
 LINK = re.compile(r'(<a\b[^>]*\bhref=")([^"#:]+)(#[^"]*)?"')
 #: The address of the sample report.
 SAMPLE = "sample/coffee.html"
+
+
+def on_config(config: Any) -> Any:
+    """Link to the repository that the site is built from, where GitHub builds it."""
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        config.repo_name, config.repo_url = name, f"https://github.com/{name}"
+    return config
 
 
 def on_page_content(html: str, page: Any, files: Any, **_: object) -> str:

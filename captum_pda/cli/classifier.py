@@ -31,6 +31,8 @@ INDEX = "index:"
 COMPARED_SCORES = 20
 #: Boxes with a lower score are not explained unless their class is named.
 LEAST_SCORE = 0.5
+#: Where a transform normalises values from 0 to 1, this one was not scaled to that range.
+NOT_SCALED = 10.0
 BLANK = Image.new("RGB", (256, 256))
 
 
@@ -52,6 +54,7 @@ class Preprocessing:
             self.wants_affine = "affine" in inspect.signature(transform).parameters
         except (TypeError, ValueError):  # a function without a known signature
             self.wants_affine = False
+        self.is_noted = False  # that values are not scaled
         self.mean: Sequence[float] | None = None
         self.std: Sequence[float] | None = None
         for step in getattr(transform, "transforms", [transform]):
@@ -66,8 +69,8 @@ class Preprocessing:
     def prepare(
         self, image: Image.Image | Array, affine: Array | None = None
     ) -> tuple[Tensor, Array | None]:
-        """The model's input (C, *space), and its affine if known."""
-        if isinstance(image, Image.Image) and image.mode != "F":
+        """The model's input (C, *space), and its affine where that is known."""
+        if is_photo := isinstance(image, Image.Image) and image.mode != "F":
             image = image.convert("L" if self.channels == 1 else "RGB")
         elif not self.takes_values:
             raise CommandError(_not_a_photo(image))
@@ -86,6 +89,14 @@ class Preprocessing:
             raise CommandError(
                 f"the model's transform returned {kind}; it must return a tensor (channels, *space)"
             )
+        mean, std = max(self.mean or [2.0]), max(self.std or [0.0])
+        is_scaled = is_photo or mean > 1 or float(made.max()) * std + mean <= NOT_SCALED
+        if not is_scaled and not self.is_noted:
+            self.is_noted = True
+            warn_user(
+                "the model's transform normalises values from 0 to 1, and those of this image are "
+                "far larger; scale them there, or say what is black and white: --intensity LOW HIGH"
+            )
         if given is not None:
             affine = np.asarray(given, dtype=np.float64)
         elif tuple(made.shape[1:]) != tuple(shape):
@@ -99,8 +110,7 @@ class Preprocessing:
         shape = (1, -1, *[1] * (image.dim() - 2))
         mean, std = (image.new_tensor(one).reshape(shape) for one in (self.mean, self.std))
         low, high = (image * std + mean).aminmax()
-        is_picture = float(low) > -0.1 and float(high) < 1.1
-        return (self.mean, self.std) if is_picture else (None, None)
+        return (self.mean, self.std) if low > -0.1 and high < 1.1 else (None, None)
 
 
 def _not_a_photo(image: Image.Image | Array) -> str:

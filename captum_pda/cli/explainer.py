@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,8 +172,8 @@ class PhotoExplainer:
             named = evidence.scores[0].topk(min(n_top, len(labels))).indices.tolist()
         asked = [*((number,) for number in named), *([pair] if pair else [])]
         answers = [self._answer(evidence, classes) for classes in asked]
-        sizes = dict.fromkeys(part.regions.title for part in evidence.parts)
-        words = [METHODS[options.method].__name__, *sizes]
+        titles = dict.fromkeys(part.title for part in evidence.parts)
+        words = [METHODS[options.method].__name__, *titles]
         words += [] if target is None else ["region of interest only"]
         decided = () if expected is None else self._decided(evidence, expected)
         return Explanation(answers, ", ".join(words), labels, evidence, decided, target)
@@ -233,7 +233,6 @@ class PhotoExplainer:
 
     def _answer(self, evidence: WindowEvidence, classes: tuple[int, ...]) -> Answer:
         strongest = strongest_regions(evidence, classes[0], LISTED_REGIONS, *classes[1:])
-        whole = evidence.contrast(*classes) if len(classes) > 1 else evidence.attribution(*classes)
         test = total = None
         if len(classes) == 1 and self.options.method != "layer":
             # The map is 0 outside of a region of interest, and its test would be meaningless.
@@ -241,6 +240,5 @@ class PhotoExplainer:
                 test = evidence.self_test(classes[0])
             if any(CONTEXTS[part.context].starts_from_nothing for part in evidence.parts):
                 total = float(evidence.total(classes[0])[0])
-        bits = cast(Tensor, whole)[0, 0]
         name = " rather than ".join(self.classifier.labels[number] for number in classes)
-        return Answer(name, classes, bits, *strongest, test, total)
+        return Answer(name, classes, evidence.map(*classes), *strongest, test, total)

@@ -195,8 +195,8 @@ def _draw_box(axes: Any, answer: Answer) -> None:
     if answer.box is not None:
         left, top, right, bottom = answer.box
         for colour, width in (("black", 3.0), ("yellow", 1.5)):
-            outline: dict[str, Any] = {"fill": False, "edgecolor": colour, "linewidth": width}
-            axes.add_patch(Rectangle((left, top), right - left, bottom - top, **outline))
+            place = (left, top), right - left, bottom - top
+            axes.add_patch(Rectangle(*place, fill=False, edgecolor=colour, linewidth=width))
 
 
 def numbers_in_file(

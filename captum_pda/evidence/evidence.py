@@ -112,6 +112,11 @@ class EvidencePart:
         return f"EvidencePart({len(self.regions)} regions of {self.size}, {self.context}{where})"
 
     @property
+    def title(self) -> str:
+        """What to call its regions."""
+        return self.regions.title if self.depth == "input" else f"features of {self.depth}"
+
+    @property
     def size(self) -> tuple[int, ...]:
         return self.regions.size
 

@@ -64,27 +64,17 @@ def save_evidence(evidence: WindowEvidence, path: str | os.PathLike[str], overwr
         for name in ("reference", "scores", "drawn", "errors"):
             if (tensor := getattr(part, name)) is not None:
                 tensors[f"part.{n}.{name}"] = tensor
-        parts.append(
-            {
-                "tensor": part.tensor,
-                "regions": list(regions).index(id(part.regions)),
-                "context": part.context,
-                "depth": part.depth,
-                "errors": part.errors is not None,
-            }
-        )
-    measure = evidence.measure
+        table = {key: getattr(part, key) for key in ("tensor", "context", "depth")}
+        place = list(regions).index(id(part.regions))
+        parts.append(table | {"regions": place, "errors": part.errors is not None})
+    measure, own = evidence.measure, _plain(evidence.measure.settings())
     settings = {
         "inputs": len(evidence.inputs),
         "is_tuple": evidence.is_tuple,
         "output_shape": list(evidence.output_shape),
         "output": evidence.output,
         "summed": evidence.outputs.summed,
-        "measure": {
-            "name": measure.name,
-            "fields": asdict(measure),
-            "settings": _plain(measure.settings()),
-        },
+        "measure": {"name": measure.name, "fields": asdict(measure), "settings": own},
         "prior": _plain(prior_settings(evidence.prior)),
         "regions": [_described(one, n, tensors) for n, one in enumerate(regions.values())],
         "parts": parts,

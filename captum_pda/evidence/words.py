@@ -176,9 +176,11 @@ def output_name(evidence: WindowEvidence, column: int) -> str:
 
 
 def _joined(titles: list[str]) -> str:
-    """Titles in one line without repetitions: "12, 25 and 60 superpixels"."""
-    halves = [title.split(" ", 1) for title in titles]
-    if len(titles) > 1 and len({tuple(half[1:]) for half in halves}) == 1:
-        numbers = [half[0] for half in halves]
-        return f"{', '.join(numbers[:-1])} and {numbers[-1]} {halves[0][1]}"
-    return ", ".join(titles)
+    """Titles in one line, with what they share said once: "12, 25 and 60 superpixels"."""
+    rows = [title.split(" ") for title in titles]
+    differ = [place for place, words in enumerate(zip(*rows, strict=False)) if len({*words}) > 1]
+    if len({*map(len, rows)}) > 1 or len(differ) != 1:
+        return ", ".join(titles)
+    *others, last = (row[differ[0]] for row in rows)
+    rows[0][differ[0]] = f"{', '.join(others)} and {last}"
+    return " ".join(rows[0])

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -191,17 +192,16 @@ def feature_mask_regions(mask: object, inputs: Tensor, name: str) -> FeatureMask
         raise TypeError(
             f"{name} must be a tensor or a NumPy array of integers, got {type(mask).__name__}"
         )
-    if tuple(mask.shape) == tuple(inputs.shape[2:]):
+    space, sizes = tuple(inputs.shape[2:]), product({1, len(inputs)}, {1, inputs.shape[1]})
+    shapes = [(*size, *space) for size in sorted(sizes)]
+    if tuple(mask.shape) == space:
         mask = mask[None, None]
     if mask.is_floating_point() or mask.is_complex() or mask.dtype == torch.bool:
         raise TypeError(f"{name} has dtype {mask.dtype}; give integers, one for each region")
-    rows, channels, *space = mask.shape if mask.dim() > 2 else (0, 0)
-    fits = rows in (1, len(inputs)) and channels in (1, inputs.shape[1])
-    if not fits or tuple(space) != tuple(inputs.shape[2:]):
+    if tuple(mask.shape) not in shapes:
         raise ValueError(
             f"{name} has shape {tuple(mask.shape)} for inputs of {tuple(inputs.shape)}; expected "
-            f"(1 or {len(inputs)}, 1 or {inputs.shape[1]}, *{tuple(inputs.shape[2:])}), or "
-            f"{tuple(inputs.shape[2:])} for all examples"
+            f"{', '.join(map(str, shapes))}, or {space} for all examples"
         )
     mask = mask.cpu()  # once, since regions are computed there
     if not bool((mask == mask[:, :1]).all()):

@@ -22,7 +22,8 @@ def notebook_html(evidence: WindowEvidence) -> str:
     more = ""
     if left > 0 and any(shown):
         more = f"<p>{counted(left, 'more example', 'more examples')}: evidence[{N_DRAWN}] ...</p>"
-    return f"<div>{''.join(shown)}{more}<pre>{html.escape(str(evidence))}</pre></div>"
+    words = f'<pre style="white-space:pre-wrap">{html.escape(str(evidence))}</pre>'
+    return f"<div>{''.join(shown)}{more}{words}</div>"
 
 
 def _figure(evidence: WindowEvidence, number: int) -> str:

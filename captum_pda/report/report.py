@@ -146,6 +146,7 @@ def write_report(
         labels,
     )
     names = [f"output {one}" if labels is None else str(labels[one]) for one in columns]
+    named = list(zip(columns, names, strict=True))
     predicted = measure.prediction(of_first.scores[number])[columns].tolist()
     first = columns.index(asked[0]) if asked else 0
     known = {
@@ -193,7 +194,7 @@ def write_report(
         }
         shown = []
         for (name, one), tested in zip(methods.items(), tests, strict=True):
-            own_header = _method_header(block, one, number, columns, names, contrast, colours)
+            own_header = _method_header(block, one, number, named, contrast, colours)
             shown.append({"name": name, **own_header, "test": tested})
         header["methods"] = shown
         header["together"] = together_header(block, interactions, of_first, number, labels)
@@ -205,7 +206,7 @@ def write_report(
             block, of_first, number, columns, mean, std, spacing, N_LISTED
         )
         header |= own_header | {
-            "totals": _totals(of_first, number, columns, names),
+            "totals": [words.total_words(of_first, number, *one) for one in named],
             "test": tests[0],
         }
         lists = own_header["listed"][0]
@@ -292,12 +293,12 @@ def _method_header(
     block: Block,
     evidence: WindowEvidence,
     number: int,
-    columns: list[int],
-    names: list[str],
+    named: list[tuple[int, str]],
     contrast: tuple[int, int] | None,
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
     """The evidence of a method: its regions, in groups of one size and depth, and their lists."""
+    columns = [column for column, _ in named]
     parts: dict[tuple[str, str], list[EvidencePart]] = {}
     for part in evidence.parts:
         # Equal regions are one group, even if each context has its own object of them.
@@ -320,15 +321,8 @@ def _method_header(
         },
         "listed": [_listed(places, evidence, number, column) for column in columns],
         "pair": None if contrast is None else _listed(places, evidence, number, *contrast),
-        "totals": _totals(evidence, number, columns, names),
+        "totals": [words.total_words(evidence, number, *one) for one in named],
     }
-
-
-def _totals(
-    evidence: WindowEvidence, number: int, columns: Sequence[int], names: Sequence[str]
-) -> list[str | None]:
-    named = zip(columns, names, strict=True)
-    return [words.total_words(evidence, number, column, name) for column, name in named]
 
 
 def _group(
@@ -339,8 +333,8 @@ def _group(
     columns: list[int],
     colours: tuple[Numbers, Numbers],
 ) -> dict[str, Any]:
-    """Regions of one size and depth, their places, and their evidence in each context."""
-    depth, regions, places = parts[0].depth, parts[0].regions, {}
+    """Regions of one size and depth, where they lie, and what they say in each context."""
+    regions, places = parts[0].regions, dict.fromkeys(("boxes", "owner"))
     if has_shapes(parts[0], number):
         # The region of each pixel, as the map of the regions' numbers.
         each = torch.arange(len(regions), dtype=torch.float64, device="cpu")
@@ -352,12 +346,10 @@ def _group(
             corners[members, :2], corners[members, 2:] = windows.corner_array, windows.window
         places["boxes"] = block.add(corners, "uint16")
     return {
-        "depth": depth,
-        "title": regions.title if depth == "input" else f"features of {depth}",
+        "depth": parts[0].depth,
+        "title": parts[0].title,
         "count": len(regions),
         "space": list(regions.space),
-        "boxes": None,
-        "owner": None,
         **places,
         "parts": [_part_header(block, part, evidence, number, columns, colours) for part in parts],
     }

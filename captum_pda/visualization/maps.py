@@ -211,8 +211,7 @@ def visualize_evidence_parts(
     maps, titles = [evidence.map(target, rather_than)], ["all together"]
     for part in (part for question in questions_of(evidence.parts) for part in question):
         maps.append(replace(evidence, parts=(part,)).map(target, rather_than))
-        where = part.regions.title if part.depth == "input" else f"features of {part.depth}"
-        titles.append(f"{where}\n{CONTEXTS[part.context].each}")
+        titles.append(f"{part.title}\n{CONTEXTS[part.context].each}")
     return visualize_evidence_multiple(
         maps,
         evidence.inputs[0] if image is None else image,

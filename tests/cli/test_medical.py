@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,18 @@ def halved(image, affine):
 
 
 def half(): return {"model": convolution(3), "transform": halved}
+class Normalised:
+    mean, std = (0.5,), (0.25,)
+
+    def __init__(self, largest):
+        self.largest = largest
+
+    def __call__(self, image):
+        return (4096 * values(image) / self.largest - 0.5) / 0.25
+
+
+def raw(): return convolution(2), Normalised(1)
+def scaled(): return convolution(2), Normalised(4096)
 def lost(): return {"model": convolution(3), "transform": lambda image: values(image)[:, ::2]}
 """
 CODES = np.random.default_rng(0).integers(0, 4096, (24, 20)).astype(np.uint16)
@@ -93,6 +106,15 @@ def test_a_model_of_photos_asks_for_black_and_white(photo_folder, capsys):
     assert f"values from {CODES.min()} to {CODES.max()}" in error
     assert "--intensity LOW HIGH" in error
     assert explain("xray.png", "plain:make", "--intensity", "0", "4095") == 0
+
+
+def test_values_that_a_transform_should_have_scaled_are_noted(own, capsys):
+    Image.fromarray(CODES).save("xray.png")
+    for model, n_notes in (("scaled", 0), ("raw", 1)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            assert explain("xray.png", f"scans:{model}", "--no-test") == 0
+        assert capsys.readouterr().err.count("of this image are far larger") == n_notes
 
 
 def test_intensity_maps_values_to_black_and_white(own):

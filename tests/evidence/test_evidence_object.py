@@ -42,6 +42,10 @@ def sampled() -> WindowEvidence:
     return pda.evidence(inputs, n_samples=3, sliding_window_shapes=8, generator=generator)
 
 
+def signal() -> WindowEvidence:
+    return PDA(make_classifier(dims=1), engine="dense").evidence(make_images(1, 3, 300))
+
+
 def volumes() -> WindowEvidence:
     pda = EfficientPDA(make_classifier(dims=3), engine="dense")
     return pda.evidence(make_images(1, 3, 6, 8, 7), superpixels=5)
@@ -353,6 +357,7 @@ def test_what_is_printed_names_the_top_classes_and_the_questions():
     assert "without each region: 6 and 12 superpixels" in text
     assert "each region by itself: 6 and 12 superpixels" in text
     assert "1 example " in str(evidence[0])
+    assert "without each region: windows of 43, 86 and 129\n" in str(signal())
     assert "most probable" not in str(masks_of_each())
 
 

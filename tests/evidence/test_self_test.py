@@ -66,6 +66,7 @@ def test_a_map_that_does_not_says_so():
         ([0.2, 0.4, 0.3, 0.25, 0.1], False, 0.25),  # hiding the strongest pixels raises it
         ([0.2, 0.4, 0.1, 0.1, 0.1], True, 0.5),  # here half of the pixels lowers it
         ([0.2, 0.1, 0.1, 0.1, 0.1], True, 0.25),
+        ([0.2, 0.2, 0.2, 0.1, 0.1], False, 0.25),  # most pixels, which lower it in any order
     ],
 )
 def test_a_map_passes_only_if_hiding_its_strongest_pixels_lowers_the_answer(hidden, passed, share):
