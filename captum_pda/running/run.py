@@ -79,11 +79,6 @@ class Run:
         ]
 
     @property
-    def has_begun(self) -> bool:
-        """Whether anything is known."""
-        return any(bool(part.n_drawn.any()) for part in self.known)
-
-    @property
     def audit(self) -> Audit | None:
         """What the audits of this rank found."""
         return Audit.of(self.audits)
