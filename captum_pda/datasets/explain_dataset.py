@@ -135,7 +135,8 @@ def explain_examples(
 ) -> DatasetSummary:
     """As ``explain_dataset``, with the arguments of ``share_work``."""
     arguments = arguments or {}
-    forward_func = getattr(attribution, "forward_func", None)
+    model: Any = getattr(attribution, "forward_func", None)
+    weight = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     settings, unknown = describe(attribution, target, arguments)
     for turn in (True, False):  # the first rank writes the settings, and the others compare theirs
         with ranks.failing_together():
@@ -143,13 +144,15 @@ def explain_examples(
                 writer.start(settings)
 
     def load(number: int) -> tuple[Example, Any, Record]:
-        example = _on_device_of(forward_func, as_example(examples[number]))
+        example = as_example(examples[number])
+        if weight is not None:
+            example = replace(example, inputs=example.inputs.to(weight.device))
         own_target = example.target if target is None else target
         extra = arguments.get("additional_forward_args")
         return (
             example,
             own_target,
-            record_of(example, described(own_target, []), forward_func, extra),
+            record_of(example, described(own_target, []), model, extra),
         )
 
     def compare(number: int) -> tuple[str, bool] | None:
@@ -199,11 +202,6 @@ def as_example(item: Any) -> Example:
             "expected; add a transform that makes one"
         )
     return Example(inputs, target.tolist() if isinstance(target, Tensor) else target)
-
-
-def _on_device_of(forward_func: Any, example: Example) -> Example:
-    first = next(forward_func.parameters(), None) if isinstance(forward_func, nn.Module) else None
-    return example if first is None else replace(example, inputs=example.inputs.to(first.device))
 
 
 def _own_generator(generator: Any, number: int) -> dict[str, torch.Generator]:

@@ -287,30 +287,34 @@ def stored_record(place: Path, settings: Mapping[str, Any]) -> Record | None:
     found = settings_in(place)
     if found is None or any(found.get(name) != value for name, value in settings.items()):
         return None
-    return Record(found, tensor_in(place, "outputs")) if is_whole(place) else None
+    if not is_whole(place):
+        return None
+    try:
+        if place.suffix == ".npz":
+            with place.open("rb") as file, np.load(file) as arrays:
+                return Record(found, torch.from_numpy(arrays["outputs"]))
+        # PyTorch's own reader refuses names that are not UTF-8.
+        with safe_open(place, framework="np") as tensors:
+            return Record(found, torch.from_numpy(tensors.get_tensor("outputs")))
+    except Exception:  # there are none
+        return Record(found, None)
 
 
 def keep_settings(folder: Path, settings: dict[str, Any], overwrite: bool = False) -> None:
-    """Write the settings of a folder, or compare them with existing ones; ``overwrite`` replaces a
-    file of that name without settings."""
-    found = read_settings(folder, overwrite)
+    """Write the settings of a folder, or compare them with those that are there; ``overwrite``
+    replaces a file of that name that holds no settings."""
+    path = folder / SETTINGS_FILE
+    found = settings_in(path)
     if found is None:
+        if os.path.lexists(path) and not overwrite:
+            raise SettingsError(f"{path} holds no settings; choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / SETTINGS_FILE, json_text(settings, indent=2).encode())
+        write_whole(path, json_text(settings, indent=2).encode())
     elif changed := changes(found, settings):
         raise SettingsError(
             f"{folder} holds results of other settings: {'; '.join(changed)}. Choose another "
             "folder, or delete this one"
         )
-
-
-def read_settings(folder: Path, overwrite: bool = False) -> dict[str, Any] | None:
-    """The settings of a folder; None without any."""
-    path = folder / SETTINGS_FILE
-    found = settings_in(path)
-    if found is None and os.path.lexists(path) and not overwrite:
-        raise SettingsError(f"{path} holds no settings; choose another folder")
-    return found
 
 
 # The files
@@ -364,16 +368,3 @@ def settings_in(path: Path) -> dict[str, Any] | None:
     except Exception:
         return None
     return found if isinstance(found, dict) and MARK in found else None
-
-
-def tensor_in(path: Path, name: str) -> Tensor | None:
-    """A tensor of a file of results, or None if it cannot be read."""
-    try:
-        if path.suffix == ".npz":
-            with path.open("rb") as file, np.load(file) as arrays:
-                return torch.from_numpy(arrays[name])
-        # PyTorch's own reader refuses names that are not UTF-8.
-        with safe_open(path, framework="np") as tensors:
-            return torch.from_numpy(tensors.get_tensor(name))
-    except Exception:
-        return None

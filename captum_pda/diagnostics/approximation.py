@@ -40,7 +40,15 @@ def chosen_windows(
         raise ValueError(f"inputs has {len(inputs)} examples; give one, such as inputs[:1]")
     (grid,) = make_grids((inputs,), shape, 1)
     if isinstance(windows, Sequence):
-        numbers = [_number_at(grid, corner) for corner in windows]
+        numbers = []
+        for corner in windows:
+            try:
+                numbers.append(int(np.ravel_multi_index(tuple(corner), grid.shape)))
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"no window of {grid.window} starts at {corner!r}; a corner has "
+                    f"{len(grid.shape)} numbers from 0 to {tuple(n - 1 for n in grid.shape)}"
+                ) from None
     else:
         n, seed = check_count("windows", windows), device_sync.draw_seed(generator)
         order = np.random.default_rng(seed % 2**64).permutation(len(grid))
@@ -51,16 +59,6 @@ def chosen_windows(
             "corner"
         )
     return grid.pick(numbers)
-
-
-def _number_at(grid: WindowGrid, corner: Sequence[int]) -> int:
-    try:
-        return int(np.ravel_multi_index(tuple(corner), grid.shape))
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"no window of {grid.window} starts at {corner!r}; a corner has {len(grid.shape)} "
-            f"numbers from 0 to {tuple(size - 1 for size in grid.shape)}"
-        ) from None
 
 
 def settings_of(pda: PerturbationPDA) -> dict[str, Any]:

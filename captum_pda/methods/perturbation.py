@@ -272,7 +272,7 @@ class PerturbationPDA(MethodSettings, PerturbationAttribution):  # type: ignore[
             except BaseException as error:
                 if not isinstance(error, Exception) or ranks.lost:
                     run.ranks = Ranks()  # the others are not here to tell what they know
-                if run.has_begun or run.ranks.count > 1:
+                if run.ranks.count > 1 or any(bool(part.n_drawn.any()) for part in run.known):
                     known = self._evidence_of(run)
                     attach_result(error, known if all_outputs else known.partial_attribution())
                 raise

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -205,7 +204,7 @@ def set_random_state(state: RandomState) -> None:
 def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
     """Functions that get and set the random states of PyTorch, Python, NumPy and devices."""
     # As an array, which is pickled a hundred times faster.
-    yield lambda: torch.get_rng_state().numpy(), _set_rng_state
+    yield lambda: torch.get_rng_state().numpy(), lambda s: torch.set_rng_state(torch.from_numpy(s))
     yield random.getstate, random.setstate
     yield np.random.get_state, np.random.set_state
     for kind in (torch.cuda, getattr(torch, "xpu", None)):
@@ -213,7 +212,3 @@ def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
             yield kind.get_rng_state_all, kind.set_rng_state_all
     if torch.backends.mps.is_available():
         yield torch.mps.get_rng_state, torch.mps.set_rng_state
-
-
-def _set_rng_state(state: NDArray[np.uint8]) -> None:
-    torch.set_rng_state(torch.from_numpy(state))

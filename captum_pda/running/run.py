@@ -79,11 +79,6 @@ class Run:
         ]
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there are any results."""
-        return any(bool(part.n_drawn.any()) for part in self.known)
-
-    @property
     def audit(self) -> Audit | None:
         """The audits of this rank as one."""
         return Audit.of(self.audits)
