@@ -161,25 +161,33 @@ class ModelCall:
         alone: a model may have room for some examples only, or take another way with many.
         """
 
-        def run(n_rows: int, some: Mapping[int, Tensor]) -> Tensor:
-            return one_row_each(self.repeated(example, n_rows, some), n_rows)
+        def run(copies: Mapping[int, Tensor]) -> Tensor:
+            n_rows = len(next(iter(copies.values())))
+            return one_row_each(self.repeated(example, n_rows, copies), n_rows)
 
         n_copies = len(next(iter(copies.values())))
-        outputs = run(n_copies, copies)
         are_whole = all(type(tensor) is Tensor for tensor in copies.values())
-        if are_whole and n_copies > 2 * self._n_compared + 1:
-            self._n_compared = n_copies
-            try:
-                alone = run(1, {number: tensor[-1:] for number, tensor in copies.items()})
-            except Exception:  # it may need more than one
-                return outputs
-            if not agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
-                if agree(run(n_copies, copies), outputs, share=MAX_ROUNDING):
-                    warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
-                    self._batch_size = 1
-                    return run(n_copies, copies)
-                self._n_compared = math.inf
-                warn_user(IS_RANDOM)
+        if not are_whole or n_copies <= 2 * self._n_compared + 1:
+            return run(copies)
+        self._n_compared = n_copies
+        # A model may write into its inputs.
+        kept = {number: tensor.clone() for number, tensor in copies.items()}
+        outputs = run(copies)
+        try:
+            alone = run({number: tensor[-1:].clone() for number, tensor in kept.items()})
+        except Exception:  # it may need more than one
+            return outputs
+        if not agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
+            if agree(
+                run({number: tensor.clone() for number, tensor in kept.items()}),
+                outputs,
+                share=MAX_ROUNDING,
+            ):
+                warn_user(f"{DEPENDS_ON_BATCH}. {RUN_ALONE}")
+                self._batch_size = 1
+                return run(kept)
+            self._n_compared = math.inf
+            warn_user(IS_RANDOM)
         return outputs
 
     def repeated(

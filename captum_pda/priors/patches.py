@@ -221,7 +221,7 @@ class GaussianPatchPrior(BlurredContext):
         if fitted != given:
             raise ValueError(
                 f"the example has {given[0]} channels and {given[1]} spatial dimensions; this "
-                f"prior was fitted on {fitted[0]} and {fitted[1]}"
+                f"prior was fitted on {fitted[0]} channels and {fitted[1]}"
             )
         # Autocast is for the model: fills have the precision of the inputs.
         with torch.autocast(example.device.type, enabled=False):

@@ -248,7 +248,7 @@ def test_dynamically_quantised_models_run_each_copy_by_itself() -> None:
     torch.testing.assert_close(maps[0], maps[2])
     alone = EfficientPDA(model, ConstantPrior(2.0), engine="incremental")
     with (
-        pytest.warns(UserWarning, match="Copies are run one at a time"),
+        pytest.warns(UserWarning, match="Each is run by itself"),
         pytest.raises(IncrementalError, match="Use engine='auto' or engine='dense'"),
     ):
         alone.attribute(IMAGE, **call)

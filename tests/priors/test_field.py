@@ -464,7 +464,7 @@ def test_regions_of_any_labels_have_noise_of_their_own():
 def test_draws_do_not_depend_on_the_batch_size_or_on_batch_mates(regions):
     images = make_images(2, 3, 20, 21)
     recorded = []
-    for rows, some in ((1, images[:1]), (7, images[:1]), (None, images)):
+    for rows, some in ((1, images[:1]), (5, images[:1]), (4, images)):
         recorder = Recorder(2)
         pda = SampledPDA(recorder, engine="dense")
         pda.attribute(some, 1, n_samples=2, perturbations_per_eval=rows, **regions)

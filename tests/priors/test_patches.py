@@ -279,9 +279,9 @@ def test_regions_that_are_too_large_are_named(space, window, patch, says):
 
 def test_other_channels_and_dimensions_than_those_of_the_fit_are_refused(images):
     prior = GaussianPatchPrior(5).fit(images)
-    with pytest.raises(ValueError, match=r"has 3 channels and 1 .* on 3 and 2"):
+    with pytest.raises(ValueError, match=r"has 3 channels and 1 .* on 3 channels and 2"):
         means_of(prior, images.flatten(2), WindowGrid((99,), (3,), (1,)))
-    with pytest.raises(ValueError, match=r"has 2 channels and 2 .* on 3 and 2"):
+    with pytest.raises(ValueError, match=r"has 2 channels and 2 .* on 3 channels and 2"):
         means_of(prior, images[:, :2], GRID)
     with pytest.raises(ValueError, match="2 entries"):
         GaussianPatchPrior((5, 5)).fit(images.flatten(2))

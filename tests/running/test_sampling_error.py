@@ -177,8 +177,8 @@ def test_stopping_saves_passes_and_keeps_the_bound(output, measure):
     model.rows = 0
     evidence = pda.evidence(images, **arguments, tolerance=tolerance, tolerance_target=1)
     drawn = evidence.n_drawn
-    # The image as it is, and three rows that check the model.
-    assert model.rows == 1 + 3 + drawn.sum()
+    # The image as it is, and four rows that check the model.
+    assert model.rows == 1 + 4 + drawn.sum()
     assert drawn.min() >= 5
     assert drawn.max() <= 60
     assert drawn.unique().numel() > 2
