@@ -345,8 +345,9 @@ def agree_on_plan(
 
 #: The seconds from which a run without a progress bar warns that it is long.
 LONG_SECONDS = 60.0
-#: The seconds over which passes are timed before an estimate is shown.
-MEASURED_SECONDS = 1.0
+#: The seconds over which passes are timed before an estimate is shown: the second if fewer than
+#: this share of the passes is done by the first, because fills take time before their passes.
+MEASURED_SECONDS, MEASURED_SHARE = (1.0, 5.0), 0.05
 
 
 class ProgressBar(tqdm):  # type: ignore[misc]
@@ -387,8 +388,10 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         self._n_done += int(n or 0)
         now = self._clock()
         start, first = self._measured_from = self._measured_from or (now, self._n_done)
-        if now - start >= MEASURED_SECONDS and self._n_done > first:
-            per_pass = (now - start) / (self._n_done - first)
+        measured = self._n_done - first
+        is_share = measured >= MEASURED_SHARE * self._n_passes
+        if measured and now - start >= MEASURED_SECONDS[0 if is_share else 1]:
+            per_pass = (now - start) / measured
             n_long = max(0, self._n_passes - self._n_short - self._n_done)
             seconds = now - self._start + per_pass * n_long
             self.expect(seconds, refresh=False)

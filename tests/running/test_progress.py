@@ -68,7 +68,7 @@ def test_a_long_run_that_nobody_watches_is_said_once() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with ProgressBar(1000, None, warns=True, clock=clock) as bar:
-                for _ in range(4):
+                for _ in range(7):
                     clock.now += 1
                     bar.update(10)
         assert len(caught) == expected
