@@ -29,6 +29,7 @@ from typing_extensions import Self
 
 from captum_pda import device_sync
 from captum_pda.distributed import Ranks
+from captum_pda.files import counted
 from captum_pda.fingerprints import fingerprint, own_code
 from captum_pda.model.inputs import check_count
 from captum_pda.priors.empty_context import BlurredContext, EmptyContext
@@ -163,9 +164,10 @@ class GaussianFieldPrior(BlurredContext):
 
     def _check_channels(self, example: Tensor) -> None:
         if self.mean is not None and len(self.mean) != len(example):
+            fitted = counted(len(self.mean), "channel")
             raise ValueError(
-                f"this GaussianFieldPrior was fitted to {len(self.mean)} channels, and the input "
-                f"has {len(example)}; fit it to such inputs, or use GaussianFieldPrior() unfitted"
+                f"this GaussianFieldPrior was fitted to {fitted}, and the input has "
+                f"{len(example)}; fit it to such inputs, or use GaussianFieldPrior() unfitted"
             )
 
     # Fitting and storing
@@ -255,7 +257,7 @@ class GaussianFieldPrior(BlurredContext):
         if self.mean is None:
             return "GaussianFieldPrior()"
         return (
-            f"GaussianFieldPrior(fitted to {len(self.mean)} channels, correlated over "
+            f"GaussianFieldPrior(fitted to {counted(len(self.mean), 'channel')}, correlated over "
             f"{self.correlation_distance:.3g} pixels)"
         )
 
