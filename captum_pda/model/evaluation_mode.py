@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -139,20 +139,30 @@ def _modules_of(forward_func: object) -> list[nn.Module]:
     """The model, or the modules that a function, a partial call or an object names: it may call
     parts of them only, or in another thread, and ask whether they are in training mode."""
     found: dict[int, Any] = {}
-    waiting: list[Any] = [forward_func]
+    waiting: list[Any] = [forward_func, model_of(forward_func)]
     for each in waiting:  # which grows by what it names
         if id(each) in found:
             continue
-        owner = getattr(each, "__self__", each)
+        is_method = isinstance(each, MethodType)
+        owner = each.__self__ if is_method else each
         found.update({id(each): each, id(owner): owner})
-        waiting.append(getattr(each, "__wrapped__", None))
+        waiting.append(_attributes(each).get("__wrapped__"))
         if isinstance(each, partial):
             waiting += [each.func, *each.args, *each.keywords.values()]
-        function = each if isinstance(each, FunctionType) else type(each).__call__
-        function = getattr(each, "__func__", function)
+        own = each if isinstance(each, FunctionType) else type(each).__call__
+        function = each.__func__ if is_method else own
         if isinstance(function, FunctionType) and not isinstance(owner, nn.Module):
-            waiting += _named_in(function, getattr(owner, "__dict__", {}))
+            waiting += _named_in(function, _attributes(owner))
     return [each for each in found.values() if isinstance(each, nn.Module)]
+
+
+def _attributes(owner: object) -> Mapping[str, Any]:
+    """What an object holds, without attributes that it computes, such as those of a proxy."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return held
 
 
 def _named_in(function: FunctionType, attributes: Mapping[str, Any]) -> Iterator[Any]:

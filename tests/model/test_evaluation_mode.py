@@ -115,6 +115,31 @@ def test_a_model_that_is_not_called_is_let_alone():
     explain(EfficientPDA, Holder(make_model(), make_model().train()))  # a warning would be an error
 
 
+class Proxy:
+    """Has every attribute, as objects of remote calls and of web applications do."""
+
+    def __init__(self, finds):
+        self.finds = finds
+
+    def __getattr__(self, name):
+        return self.finds(name)
+
+    def __call__(self, x):
+        return x
+
+
+def fail(name):
+    raise RuntimeError(f"no request in progress: {name}")
+
+
+@pytest.mark.parametrize("finds", [lambda name: Proxy(None), fail])
+def test_attributes_that_an_object_computes_are_left_alone(finds):
+    model, proxy = make_model().train(), Proxy(finds)
+    with pytest.warns(UserWarning, match="training mode"):
+        explain(EfficientPDA, lambda x: model(proxy(x)))
+    assert model.training
+
+
 class KeepsStatistics(nn.Module):
     """Changes its buffers in evaluation mode too."""
 
