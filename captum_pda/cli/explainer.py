@@ -17,6 +17,7 @@ from captum_pda.engines.auto import AutoEngine
 from captum_pda.evidence.evidence import WindowEvidence
 from captum_pda.evidence.self_test import SelfTest
 from captum_pda.evidence.strongest import StrongRegion, strongest_regions
+from captum_pda.evidence.words import joined
 from captum_pda.fingerprints import fingerprint
 from captum_pda.methods.layer import LayerPDA
 from captum_pda.methods.pda import PDA
@@ -172,8 +173,10 @@ class PhotoExplainer:
             named = evidence.scores[0].topk(min(n_top, len(labels))).indices.tolist()
         asked = [*((number,) for number in named), *([pair] if pair else [])]
         answers = [self._answer(evidence, classes) for classes in asked]
-        titles = dict.fromkeys(part.title for part in evidence.parts)
-        words = [METHODS[options.method].__name__, *titles]
+        depths: dict[str, dict[str, None]] = {}
+        for part in evidence.parts:
+            depths.setdefault(part.depth, {})[part.title] = None
+        words = [METHODS[options.method].__name__, *map(joined, map(tuple, depths.values()))]
         words += [] if target is None else ["region of interest only"]
         decided = () if expected is None else self._decided(evidence, expected)
         return Explanation(answers, ", ".join(words), labels, evidence, decided, target)

@@ -144,7 +144,7 @@ def description(evidence: WindowEvidence) -> str:
     for part in evidence.parts:
         asked.setdefault(question(part), []).append(part.regions.title)
     for words, titles in asked.items():
-        lines.append(f"  {words}: {_joined(titles)}")
+        lines.append(f"  {words}: {joined(titles)}")
     n_passes = sum(
         int((part.drawn.amax(dim=1) if CONTEXTS[part.context].in_sets else part.drawn).sum())
         for part in evidence.parts
@@ -175,7 +175,7 @@ def output_name(evidence: WindowEvidence, column: int) -> str:
     return str(tuple(int(place) for place in np.unravel_index(column, shape)))
 
 
-def _joined(titles: list[str]) -> str:
+def joined(titles: Sequence[str]) -> str:
     """Titles in one line, with what they share said once: "12, 25 and 60 superpixels"."""
     rows = [title.split(" ") for title in titles]
     differ = [place for place, words in enumerate(zip(*rows, strict=False)) if len({*words}) > 1]

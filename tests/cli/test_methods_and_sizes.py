@@ -112,7 +112,7 @@ def test_panels_say_which_method_and_sizes_they_show(saved_figures):
         for figure in saved_figures
     ]
     flat = [" ".join(text.split()) for text in said]
-    assert "PDA, windows of 5x5, windows of 9x9, windows of 14x14" in flat[0]
+    assert "PDA, windows of 5x5, 9x9 and 14x14" in flat[0]
     assert "EfficientPDA, windows of 5x5" in flat[1]
     assert "LayerPDA, features of 3" in flat[2]
     for figure in saved_figures:
