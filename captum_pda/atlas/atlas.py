@@ -85,7 +85,7 @@ def cut_regions(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     n: int = 4,
-    min_bits: float = 0.1,
+    min_bits: float = 0.0,
 ) -> list[ClassRegion]:
     """Cut out the regions of a photo with the strongest evidence for a class and against it.
 
@@ -96,7 +96,7 @@ def cut_regions(
         model: its last feature map describes the regions; without one, colour and texture do.
         mean, std: the normalisation of the image, to be undone for the crops.
         n: the maximum number of regions for the class, and against it.
-        min_bits: regions with less evidence are left out.
+        min_bits: regions in which the map has less are left out.
 
     Returns:
         The strongest first, those for the class before those against it. ``replace(region,

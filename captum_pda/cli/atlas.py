@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=4,
         help="how many of a photo to cut out, for the class and against it (default: 4)",
     )
-    add("--min-bits", type=float, default=0.1, help="the least of a region to count (default: 0.1)")
+    add("--min-bits", type=float, default=0.0, help="the least that the map has in a region")
     add("--groups", type=positive, help="how many groups to make (default: what fits)")
     add(
         "--min-photos",

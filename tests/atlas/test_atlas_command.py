@@ -15,7 +15,7 @@ from captum_pda.cli.photos import read_photo
 from captum_pda.report.page_file import read_block, unpack
 
 QUICK = ["--model", "tiny:five", "--device", "cpu", "--method", "efficient", "--window", "8"]
-QUICK += ["--stride", "8", "--min-bits", "0", "--output", "out"]
+QUICK += ["--stride", "8", "--output", "out"]
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_two_processes_make_the_same_atlas(photos):
 def test_regions_of_a_feature_map_are_cut_out_where_they_lie_in_the_photo(photos):
     # Of raw outputs, however small, all regions are listed.
     layer = ["--method", "layer", "--class", "cat", "--quiet", "--output-kind", "raw"]
-    command = ["atlas", "photos", "--model", "tiny:five", "--device", "cpu", "--min-bits", "0"]
+    command = ["atlas", "photos", "--model", "tiny:five", "--device", "cpu"]
     assert main([*command, "--output", "out", *layer]) == 0
     classifier = load_classifier("tiny:five")
     for name in ("cat/1.png", "cat/2.png"):
