@@ -76,8 +76,7 @@ class ModelCall:
         #: The user's random state, and that of a model which draws random numbers.
         self._random_before = random_state()
         self._own_random: RandomState | None = None
-        #: The most rows among which a copy is known to give what it gives alone; inf if it is not
-        #: compared.
+        #: The largest batch in which a copy was compared with itself alone; inf without comparison.
         self._n_compared = math.inf
 
     @classmethod
@@ -169,13 +168,13 @@ class ModelCall:
         are_whole = all(type(tensor) is Tensor for tensor in copies.values())
         if not are_whole or n_copies <= 2 * self._n_compared + 1:
             return run(copies)
-        self._n_compared = n_copies
         # A model may write into its inputs.
         kept = {number: tensor.clone() for number, tensor in copies.items()}
         outputs = run(copies)
+        self._n_compared = n_copies  # unless memory ran out
         try:
             alone = run({number: tensor[-1:].clone() for number, tensor in kept.items()})
-        except Exception:  # it may need more than one
+        except Exception:  # some models take no batch of one
             return outputs
         if not agree(outputs[-1:], alone, outputs, MAX_ROUNDING):
             if agree(
