@@ -166,16 +166,15 @@ def _attributes(owner: object) -> Mapping[str, Any]:
 
 
 def _named_in(function: FunctionType, attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """What a function encloses, and the modules among its globals and these attributes."""
+    """What a function encloses, and the modules that it reads from its globals and attributes."""
     yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # nothing in it yet
             yield cell.cell_contents
+    held = {"LOAD_GLOBAL": function.__globals__, "LOAD_ATTR": attributes, "LOAD_METHOD": attributes}
     for step in dis.get_instructions(function):
-        known = function.__globals__ if step.opname == "LOAD_GLOBAL" else attributes
-        value = known.get(step.argval) if isinstance(step.argval, str) else None
-        if isinstance(value, nn.Module):
-            yield value
+        if step.opname in held and isinstance(held[step.opname].get(step.argval), nn.Module):
+            yield held[step.opname][step.argval]
 
 
 def model_of(forward_func: object) -> nn.Module | None:
