@@ -85,7 +85,6 @@ def cut_regions(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     n: int = 4,
-    min_bits: float = 0.0,
 ) -> list[ClassRegion]:
     """Cut out the regions of a photo with the strongest evidence for a class and against it.
 
@@ -96,7 +95,6 @@ def cut_regions(
         model: its last feature map describes the regions; without one, colour and texture do.
         mean, std: the normalisation of the image, to be undone for the crops.
         n: the maximum number of regions for the class, and against it.
-        min_bits: regions in which the map has less are left out.
 
     Returns:
         The strongest first, those for the class before those against it. ``replace(region,
@@ -117,7 +115,7 @@ def cut_regions(
             "of the photo; give that of PDA(model).evidence(image)"
         )
     kinds = strongest_regions(evidence, target, n)
-    found = [region for kind in kinds for region in kind if abs(region.value) >= min_bits]
+    found = [region for kind in kinds for region in kind]
     values = image[0].cpu()
     pixels = rgb_bytes(values, *display_range(values, mean, std))
     maps = None if model is None or not found else _feature_map(model, image)

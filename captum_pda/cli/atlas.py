@@ -49,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=4,
         help="how many of a photo to cut out, for the class and against it (default: 4)",
     )
-    add("--min-bits", type=float, default=0.0, help="the least that the map has in a region")
     add("--groups", type=positive, help="how many groups to make (default: what fits)")
     add(
         "--min-photos",
@@ -138,7 +137,6 @@ class AtlasWriter(PhotoWriter):
                 mean=mean,
                 std=std,
                 n=self.options.regions,
-                min_bits=self.options.min_bits,
             )
         ]
         return regions_in_file(regions, settings, record.tensors())
