@@ -31,7 +31,7 @@ INDEX = "index:"
 COMPARED_SCORES = 20
 #: Boxes with a lower score are not explained unless their class is named.
 LEAST_SCORE = 0.5
-#: Where a transform normalises values from 0 to 1, this one was not scaled to that range.
+#: Larger values, before a normalisation for values from 0 to 1, have not been scaled to them.
 NOT_SCALED = 10.0
 BLANK = Image.new("RGB", (256, 256))
 
@@ -89,9 +89,11 @@ class Preprocessing:
             raise CommandError(
                 f"the model's transform returned {kind}; it must return a tensor (channels, *space)"
             )
-        mean, std = max(self.mean or [2.0]), max(self.std or [0.0])
-        is_scaled = is_photo or mean > 1 or float(made.max()) * std + mean <= NOT_SCALED
-        if not is_scaled and not self.is_noted:
+        if self.mean is not None and self.std is not None and max(self.mean) <= 1:
+            largest = float(made.max()) * max(self.std) + max(self.mean)  # before normalisation
+        else:  # the transform tells no range
+            largest = 0.0
+        if not is_photo and largest > NOT_SCALED and not self.is_noted:
             self.is_noted = True
             warn_user(
                 "the model's transform normalises values from 0 to 1, and those of this image are "

@@ -16,7 +16,7 @@ from typing import Any
 import captum
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -296,7 +296,7 @@ def stored_record(place: Path, settings: Mapping[str, Any]) -> Record | None:
         # PyTorch's own reader refuses names that are not UTF-8.
         with safe_open(place, framework="np") as tensors:
             return Record(found, torch.from_numpy(tensors.get_tensor("outputs")))
-    except Exception:  # there are none
+    except (KeyError, SafetensorError):  # no outputs were stored
         return Record(found, None)
 
 

@@ -297,7 +297,7 @@ class WindowEvidence:
             raise IndexError(f"evidence[{examples}] is out of range; it holds {holds}") from None
         kept = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
         if not kept or kept.step < 0:
-            raise ValueError(f"evidence[{examples}] must hold examples, in the order of the batch")
+            raise ValueError(f"evidence[{examples}] selects no examples in the batch's order")
         rows = slice(kept.start, kept.stop, kept.step)
         # Parts that share regions still share them afterwards.
         regions = {id(part.regions): part.regions.of_examples(rows) for part in self.parts}

@@ -146,8 +146,9 @@ class HiddenPixels:
     # Solutions
 
     def solve(self, equations: Iterable[Tensor]) -> Tensor:
-        """x of Q_hh x = right, (W, K, *box), 0 outside of the regions, for right-hand sides and
-        what errors are measured by, (W, K). Called once: it frees what the equations came of."""
+        """Solve Q_hh x = right, (W, K, *box), with x = 0 outside of the regions, for right-hand
+        sides and the scale of their errors, (W, K). Can be called once, because it frees the values
+        of the pixels to save memory."""
         right, scale = equations
         del equations, self.values, self._degree
         have_modes = self._are_windows and max(self.box) <= LONGEST_WITH_EIGENVECTORS

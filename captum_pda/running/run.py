@@ -345,9 +345,9 @@ def agree_on_plan(
 
 #: The seconds from which a run without a progress bar warns that it is long.
 LONG_SECONDS = 60.0
-#: The seconds over which passes are timed before an estimate is shown: the second if fewer than
-#: this share of the passes is done by the first, because fills take time before their passes.
-MEASURED_SECONDS, MEASURED_SHARE = (1.0, 5.0), 0.05
+#: Passes are timed for this many seconds before an estimate is shown, and for more if they are
+#: fewer than this share of all passes, because the time of their fills counts too.
+FEWEST_SECONDS, ENOUGH_SECONDS, ENOUGH_PASSES = 1.0, 5.0, 0.05
 
 
 class ProgressBar(tqdm):  # type: ignore[misc]
@@ -389,8 +389,8 @@ class ProgressBar(tqdm):  # type: ignore[misc]
         now = self._clock()
         start, first = self._measured_from = self._measured_from or (now, self._n_done)
         measured = self._n_done - first
-        is_share = measured >= MEASURED_SHARE * self._n_passes
-        if measured and now - start >= MEASURED_SECONDS[0 if is_share else 1]:
+        is_enough = measured >= ENOUGH_PASSES * self._n_passes
+        if measured and now - start >= (FEWEST_SECONDS if is_enough else ENOUGH_SECONDS):
             per_pass = (now - start) / measured
             n_long = max(0, self._n_passes - self._n_short - self._n_done)
             seconds = now - self._start + per_pass * n_long

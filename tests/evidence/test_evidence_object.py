@@ -128,7 +128,7 @@ def test_an_example_of_a_batch_is_evidence_by_itself(evidence):
             assert [str(r) for r in own[0]] == [str(r) for r in whole[0]]
     with pytest.raises(IndexError, match=f"out of range; it holds {len(evidence)} example"):
         evidence[len(evidence)]
-    with pytest.raises(ValueError, match="must hold examples"):
+    with pytest.raises(ValueError, match="no examples in the batch"):
         evidence[5:]
 
 

@@ -15,7 +15,7 @@ from captum_pda import PDA, EfficientPDA
 PACKAGE = Path(captum_pda.__file__).parent
 #: What a newcomer can read in an afternoon. The goal for the lines is 17,000: lower the limit
 #: whenever something goes.
-MOST_FILES, MOST_LINES = 110, 20_970
+MOST_FILES, MOST_LINES = 110, 20_967
 #: The most files of the package that one call may cross.
 CALLS = {
     "EfficientPDA.attribute, dense": (
